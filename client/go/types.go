@@ -189,8 +189,10 @@ type Tensor struct {
 
 // FitLayer: the weights of a layer.
 type FitLayer struct {
-	// The layer's name, such as blk.0.
+	// The layer's name, such as blk.0 or model.layers.0.
 	Layer string `json:"layer"`
+	// The number of its block, whose KV cache is that element of kv_bytes.
+	Block *uint64 `json:"block"`
 	// Their size.
 	Bytes uint64 `json:"bytes"`
 	// Where they are; where they belong if it is not known into what the model should fit. One of device, memory,
@@ -204,7 +206,7 @@ type FitLayer struct {
 type FitMemory struct {
 	// The formulas of the KV cache.
 	Basis string `json:"basis"`
-	// The formulas of the computation graph.
+	// The formulas of the computation graph; not counted for a safetensors model.
 	GraphBasis string `json:"graph_basis"`
 	// Whether the basis has a rule for this model and what belongs to it. If not, KV cache and graph are unknown, and it
 	// never fits.
@@ -288,6 +290,9 @@ type Fit struct {
 	Name string `json:"name"`
 	// The digest of its manifest, if it has one.
 	Digest string `json:"digest"`
+	// The format of the weights: gguf, of an estimate for llama.cpp and Ollama, or safetensors, of one for transformers,
+	// vLLM and their like.
+	Format string `json:"format"`
 	// What the model itself needs.
 	FitMemory
 	// The size of the files that hold the weights.

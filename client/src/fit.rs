@@ -1,11 +1,12 @@
 //! Estimates the memory that a model needs, for `blobd fit` and for `Route::Fit`.
 
-use blobd_model::estimate::{EstimateError, Model, ModelSet, Settings};
+use blobd_model::estimate::{Basis, Estimate, EstimateError, Model, ModelSet, SafetensorsModel, Settings};
 use blobd_model::metadata::Metadata;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::Header;
-use blobd_store_format::size::human_bytes;
+use blobd_store_format::safetensors;
+use blobd_store_format::tensor::TensorFormat;
 
 use crate::protocol::error::{ErrorBody, ErrorCode};
 use crate::protocol::fit::{ContextSource, FitParams, FitReport};
@@ -17,11 +18,16 @@ const UNNAMED_CONTEXT: u64 = 4096;
 /// The largest context that is taken unasked.
 const DEFAULT_CONTEXT: u64 = 8192;
 
+/// The file in a model's folder with the numbers of its attention.
+const CONFIG: &str = "config.json";
+
 /// A file of a model.
 #[derive(Debug)]
 pub struct FitFile {
     /// What the file is.
     pub media_type: MediaType,
+    /// Its name in the manifest.
+    pub name: Option<String>,
     /// Its size in bytes.
     pub size: u64,
     /// What is known of it.
@@ -33,24 +39,55 @@ pub struct FitFile {
 pub enum FitContent {
     /// The header of a GGUF file.
     Header(Header),
+    /// The header of a safetensors file.
+    Safetensors(safetensors::Header),
     /// All of a short text, such as the parameters.
     Text(Vec<u8>),
 }
 
-/// A model with at least one GGUF file.
+impl FitContent {
+    /// The header at the start of a file with tensors; `None` if the file has another format.
+    pub fn from_header(start: &[u8]) -> Option<Self> {
+        match Header::parse(start) {
+            Ok(header) => Some(Self::Header(header)),
+            Err(_) => safetensors::Header::parse_start(start).ok().map(Self::Safetensors),
+        }
+    }
+
+    /// Whether an estimate needs the text of a file of this type and name.
+    pub fn is_text(media_type: &MediaType, name: Option<&str>) -> bool {
+        media_type.component() == "params" || (name == Some(CONFIG) && !media_type.holds_tensors())
+    }
+}
+
+/// A model with at least one file with tensors.
 #[derive(Debug)]
 pub struct FitModel {
     name: String,
     digest: Option<Digest>,
+    weights: Weights,
+    /// The size of the files that hold the weights.
+    file_bytes: u64,
+    /// The part of it before the tensors' data.
+    data_offset: u64,
+    /// The model's own context.
+    num_ctx: Option<u64>,
+}
+
+#[derive(Debug)]
+enum Weights {
+    Gguf(Box<GgufFiles>),
+    Safetensors(Box<SafetensorsModel>),
+}
+
+/// A model with at least one GGUF file.
+#[derive(Debug)]
+struct GgufFiles {
     header: SizedHeader,
     other_shards: Vec<SizedHeader>,
     projector: Option<SizedHeader>,
     draft: Option<SizedHeader>,
     adapters: Vec<SizedHeader>,
-    /// The size of the files that hold the weights.
-    file_bytes: u64,
-    /// The model's own context.
-    num_ctx: Option<u64>,
 }
 
 /// The header of a file and the size of the file in bytes.
@@ -66,68 +103,77 @@ pub struct Room {
 }
 
 impl FitModel {
-    /// Sorts the files of a model by what they are.
+    /// Sorts the files of a model by what they are. A model with GGUF files is estimated from these.
     pub fn new(name: &str, digest: Option<Digest>, files: Vec<FitFile>) -> Result<Self, ErrorBody> {
         let component = MediaType::weights_component(files.iter().map(|file| &file.media_type)).to_owned();
-        let (mut weights, mut file_bytes, mut num_ctx) = (Vec::new(), 0_u64, None);
-        let (mut projector, mut draft, mut adapters) = (None, None, Vec::new());
-        let all_weights = files.iter().filter(|file| file.media_type.component() == component);
-        let weights_bytes = all_weights.fold(0_u64, |sum, file| sum.saturating_add(file.size));
-        for FitFile { media_type, size, content } in files {
-            match (media_type.component(), content) {
-                (of_weights, FitContent::Header(header)) if of_weights == component => {
-                    file_bytes = file_bytes.saturating_add(size);
-                    weights.push((header, size));
-                }
-                ("projector", FitContent::Header(header)) => projector = projector.or(Some((header, size))),
-                ("draft", FitContent::Header(header)) => draft = draft.or(Some((header, size))),
-                ("adapter", FitContent::Header(header)) => adapters.push((header, size)),
-                ("params", FitContent::Text(text)) => num_ctx = num_ctx.or_else(|| context_of(&text)),
-                _ => {}
-            }
+        let of_weights = |file: &&FitFile| file.media_type.component() == component;
+        let is_gguf = |file: &FitFile| matches!(file.content, FitContent::Header(_));
+        let num_ctx = files.iter().find_map(|file| match &file.content {
+            FitContent::Text(text) if file.media_type.component() == "params" => context_of(text),
+            _ => None,
+        });
+        let (weights, file_bytes, data_offset) = if files.iter().filter(of_weights).any(is_gguf) {
+            gguf_weights(files, &component)
+        } else {
+            safetensors_weights(&files, &component)
         }
-        let mut weights = weights.into_iter();
-        let header = weights.next().ok_or_else(|| {
-            let message = format!("{name}: has no GGUF header; only GGUF models can be estimated");
+        .ok_or_else(|| {
+            let message = format!("{name}: wrong format: expected files of GGUF or safetensors, found none");
             let body = ErrorBody::new(ErrorCode::InvalidInput, message);
-            match weights_bytes {
-                0 => body,
-                bytes => body.with_hint(format!("its weights alone take {}", human_bytes(bytes))),
-            }
+            body.with_hint("`blobd show` lists the files with their sizes")
         })?;
-        let (name, other_shards) = (name.to_owned(), weights.collect());
-        Ok(Self { name, digest, header, other_shards, projector, draft, adapters, file_bytes, num_ctx })
+        Ok(Self { name: name.to_owned(), digest, weights, file_bytes, data_offset, num_ctx })
     }
 
     /// The estimate. Whether the model fits is left out if there is no `room` to fit into.
     pub fn report(&self, params: &FitParams, room: Option<&Room>) -> Result<FitReport, ErrorBody> {
         let (context, source) = self.context(params.context)?;
-        self.estimate(params, context, source, room).map_err(|error| {
+        let settings = settings(params, context);
+        let failed = |error| {
             let code = match error {
                 EstimateError::TooManyBlocks { .. } => ErrorCode::InvalidInput,
                 _ => ErrorCode::InvalidRequest,
             };
             ErrorBody::new(code, format!("{}: {error}", self.name))
-        })
+        };
+        match &self.weights {
+            Weights::Gguf(files) => {
+                let models = files.models().map_err(failed)?;
+                let basis = params.basis.unwrap_or_else(|| models.model.default_basis());
+                self.answer(source, room, &settings, |settings| models.estimate(settings, basis))
+            }
+            Weights::Safetensors(_) if params.basis.is_some() => return Err(self.basis_refused(params.basis)),
+            Weights::Safetensors(model) => {
+                self.answer(source, room, &settings, |settings| model.estimate(settings))
+            }
+        }
+        .map_err(failed)
     }
 
-    fn estimate(
+    fn answer<'m>(
         &self,
-        params: &FitParams,
-        context: u64,
         source: ContextSource,
         room: Option<&Room>,
+        settings: &Settings,
+        estimate_with: impl Fn(&Settings) -> Result<Estimate<'m>, EstimateError>,
     ) -> Result<FitReport, EstimateError> {
-        let models = self.models()?;
-        let basis = params.basis.unwrap_or_else(|| models.model.default_basis());
-        let estimate = models.estimate(&settings(params, context), basis)?;
-        let answer = room.map(|room| report::answer(&models, &estimate, basis, room)).transpose()?;
+        let estimate = estimate_with(settings)?;
+        let trained = self.trained_context();
+        let answer = room.map(|room| report::answer(&estimate, trained, &estimate_with, room)).transpose()?;
         let (answer, places) = answer.unzip();
         Ok(report::report(self, source, estimate, answer, places.as_ref()))
     }
 
+    fn basis_refused(&self, basis: Option<Basis>) -> ErrorBody {
+        let name = if basis == Some(Basis::Ollama) { "Ollama" } else { "llama.cpp" };
+        let message =
+            format!("{}: expected no basis for a safetensors model, found that of {name}", self.name);
+        let body = ErrorBody::new(ErrorCode::InvalidRequest, message);
+        body.with_hint("leave out the basis: these formulas are for GGUF files")
+    }
+
     fn context(&self, requested: Option<u64>) -> Result<(u64, ContextSource), ErrorBody> {
-        let trained = self.metadata().context_length();
+        let trained = self.trained_context();
         Ok(match requested {
             Some(0) if trained == 0 => {
                 let message =
@@ -145,6 +191,23 @@ impl FitModel {
         })
     }
 
+    /// The context for which the model was trained; 0 if it is not known.
+    fn trained_context(&self) -> u64 {
+        match &self.weights {
+            Weights::Gguf(files) => files.metadata().context_length(),
+            Weights::Safetensors(model) => model.context_length(),
+        }
+    }
+
+    const fn format(&self) -> &'static str {
+        match self.weights {
+            Weights::Gguf(_) => TensorFormat::Gguf.name(),
+            Weights::Safetensors(_) => TensorFormat::Safetensors.name(),
+        }
+    }
+}
+
+impl GgufFiles {
     fn models(&self) -> Result<ModelSet<'_>, EstimateError> {
         let alone = |file| Model::of_files(sized(file), []);
         Ok(ModelSet {
@@ -158,11 +221,64 @@ impl FitModel {
     fn metadata(&self) -> Metadata<'_> {
         Metadata::new(&self.header.0)
     }
+}
 
-    fn data_offset(&self) -> u64 {
-        let headers = self.other_shards.iter().chain([&self.header]);
-        headers.map(|(header, _)| header.data_offset()).fold(0, u64::saturating_add)
+/// The weights, the size of their files, and the bytes before their data.
+type FoundWeights = Option<(Weights, u64, u64)>;
+
+fn gguf_weights(files: Vec<FitFile>, component: &str) -> FoundWeights {
+    let (mut weights, mut file_bytes, mut data_offset) = (Vec::new(), 0_u64, 0_u64);
+    let (mut projector, mut draft, mut adapters) = (None, None, Vec::new());
+    for FitFile { media_type, size, content, .. } in files {
+        let FitContent::Header(header) = content else { continue };
+        match media_type.component() {
+            of_weights if of_weights == component => {
+                file_bytes = file_bytes.saturating_add(size);
+                data_offset = data_offset.saturating_add(header.data_offset());
+                weights.push((header, size));
+            }
+            "projector" => projector = projector.or(Some((header, size))),
+            "draft" => draft = draft.or(Some((header, size))),
+            "adapter" => adapters.push((header, size)),
+            _ => {}
+        }
     }
+    let mut weights = weights.into_iter();
+    let (header, other_shards) = (weights.next()?, weights.collect());
+    let files = GgufFiles { header, other_shards, projector, draft, adapters };
+    Some((Weights::Gguf(Box::new(files)), file_bytes, data_offset))
+}
+
+/// The weights are the files at the root of the model's folder, without those of Mistral's own format, which hold the same
+/// weights again. A folder with weights only in folders is a pipeline of several models.
+fn safetensors_weights(files: &[FitFile], component: &str) -> FoundWeights {
+    let name = |file: &FitFile| file.name.clone().unwrap_or_default();
+    let is_main = |file: &FitFile| !name(file).contains('/') && !name(file).starts_with("consolidated");
+    let all = || {
+        files.iter().filter_map(|file| match &file.content {
+            FitContent::Safetensors(header) if file.media_type.component() == component => {
+                Some((file, header))
+            }
+            _ => None,
+        })
+    };
+    let has_main = all().any(|(file, _)| is_main(file));
+    let main: Vec<_> = all().filter(|(file, _)| !has_main || is_main(file)).collect();
+    let (first, _) = main.first()?;
+    let other_kind = if component == "adapter" || name(first).starts_with("adapter_model") {
+        Some("an adapter")
+    } else {
+        (!has_main && name(first).contains('/')).then_some("a pipeline of several models")
+    };
+    let config = files.iter().find_map(|file| match &file.content {
+        FitContent::Text(text) if file.name.as_deref() == Some(CONFIG) => Some(text.as_slice()),
+        _ => None,
+    });
+    let model = SafetensorsModel::new(main.iter().map(|(_, header)| *header), config, other_kind);
+    let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0, u64::saturating_add);
+    let file_bytes = sum(&mut main.iter().map(|(file, _)| file.size));
+    let data_offset = sum(&mut main.iter().map(|(_, header)| header.data_offset()));
+    Some((Weights::Safetensors(Box::new(model)), file_bytes, data_offset))
 }
 
 fn sized(file: &SizedHeader) -> (&Header, Option<u64>) {

@@ -1,14 +1,20 @@
 //! The report of an estimate, with notes about its limits.
 
 use blobd_model::estimate::{
-    Basis, Device, Estimate, EstimateError, LayerWeights, ModelSet, Part, Placement, Places, Settings,
+    Device, Estimate, EstimateError, LayerWeights, Part, Placement, Places, Settings, largest_context,
 };
 use blobd_model::metadata::Metadata;
 
-use super::{FitModel, Room};
+use super::{FitModel, Room, Weights};
 use crate::protocol::fit::{
     ContextSource, FitAnswer, FitDevice, FitLayer, FitMemory, FitProjector, FitReport, FitsIn, LayerPlace,
 };
+
+/// What an estimate of a safetensors model speaks of.
+const SAFETENSORS_ENGINES: &str = "for engines that load safetensors, such as transformers and vLLM: weights and KV \
+     cache; their buffers for the computation are not counted";
+const LATENT_CACHE: &str = "the KV cache is the compressed one of vLLM and SGLang; transformers keeps the keys and values \
+     of every head, which need more";
 
 pub(super) fn report(
     model: &FitModel,
@@ -17,10 +23,9 @@ pub(super) fn report(
     answer: Option<FitAnswer>,
     places: Option<&Places>,
 ) -> FitReport {
-    let metadata = model.metadata();
-    let tensors_end = model.data_offset().saturating_add(estimate.weights_bytes);
+    let tensors_end = model.data_offset.saturating_add(estimate.weights_bytes);
     let file_bytes = model.file_bytes.max(tensors_end);
-    let mut notes = notes(&estimate, metadata, answer.as_ref().map(|answer| answer.max_context));
+    let mut notes = notes(model, &estimate, answer.as_ref().map(|answer| answer.max_context));
     if model.file_bytes < tensors_end {
         notes.push(format!(
             "the file is incomplete: it has {} bytes, its header describes {tensors_end}",
@@ -28,17 +33,21 @@ pub(super) fn report(
         ));
     }
     let needed_bytes = estimate.required_memory_bytes();
-    let options = options(&estimate, answer.as_ref());
+    let options = match model.weights {
+        Weights::Gguf(_) => options(&estimate, answer.as_ref()),
+        Weights::Safetensors(_) => Vec::new(),
+    };
     let required_bytes = estimate.required_bytes();
     let (projector, draft) = (estimate.projector.take(), estimate.draft.take());
     FitReport {
         name: model.name.clone(),
         digest: model.digest,
+        format: model.format().to_owned(),
         file_bytes,
         header_bytes: file_bytes - estimate.weights_bytes.min(file_bytes),
         required_bytes,
         needed_bytes,
-        context_length: Some(metadata.context_length()).filter(|length| *length > 0),
+        context_length: Some(model.trained_context()).filter(|length| *length > 0),
         context_source,
         notes,
         projector: projector
@@ -64,6 +73,7 @@ fn memory(estimate: Estimate<'_>, device_of: impl Fn(Part) -> Option<Option<usiz
         let is_on_device = matches!(place, LayerPlace::Device | LayerPlace::DeviceAndMemory);
         FitLayer {
             layer: weights.layer.to_string(),
+            block: cached_block(weights),
             bytes: weights.bytes,
             place,
             device: device.flatten().filter(|_| is_on_device).map(|device| device as u64),
@@ -92,6 +102,14 @@ fn memory(estimate: Estimate<'_>, device_of: impl Fn(Part) -> Option<Option<usiz
     }
 }
 
+/// The block whose KV cache belongs to a layer. An encoder beside a decoder has none.
+fn cached_block(weights: &LayerWeights) -> Option<u64> {
+    match weights.part {
+        Part::Block(block) if !weights.layer.starts_with("enc.") => Some(block),
+        _ => None,
+    }
+}
+
 fn place(weights: &LayerWeights, settings: &Settings, device: Option<Option<usize>>) -> LayerPlace {
     match device {
         _ if weights.table_bytes > 0 && weights.table_bytes == weights.bytes => LayerPlace::Disk,
@@ -101,18 +119,19 @@ fn place(weights: &LayerWeights, settings: &Settings, device: Option<Option<usiz
     }
 }
 
-/// Whether the model fits into the room, and where its parts are.
-pub(super) fn answer(
-    models: &ModelSet<'_>,
+/// Whether the model fits into the room, and where its parts are. `estimate_with` estimates it with other settings.
+pub(super) fn answer<'m>(
     estimate: &Estimate<'_>,
-    basis: Basis,
+    trained: u64,
+    estimate_with: impl Fn(&Settings) -> Result<Estimate<'m>, EstimateError>,
     room: &Room,
 ) -> Result<(FitAnswer, Places), EstimateError> {
     let placement = estimate.place(&room.devices);
-    let largest = models.largest_context_where(&estimate.settings, basis, |estimate| {
-        fits_in(&estimate.place(&room.devices), room).is_some()
+    let largest = largest_context(|context| {
+        let estimate = estimate_with(&Settings { context, ..estimate.settings })?;
+        Ok(fits_in(&estimate.place(&room.devices), room).is_some())
     })?;
-    Ok((placed(models, &placement, fits_in(&placement, room), largest), placement.places))
+    Ok((placed(trained, &placement, fits_in(&placement, room), largest), placement.places))
 }
 
 /// Where a placed model fits; `None` if it does not. Parts that are not on devices may use the machine's memory only if
@@ -131,19 +150,13 @@ fn fits_in(placement: &Placement, room: &Room) -> Option<FitsIn> {
     }
 }
 
-fn placed(
-    models: &ModelSet<'_>,
-    placement: &Placement,
-    fits_in: Option<FitsIn>,
-    largest: Option<u64>,
-) -> FitAnswer {
+fn placed(trained: u64, placement: &Placement, fits_in: Option<FitsIn>, largest: Option<u64>) -> FitAnswer {
     let device = |device: &Device| FitDevice {
         vram_bytes: device.vram_bytes,
         layers: device.layers,
         used_bytes: device.used_bytes,
     };
     let vram = placement.devices.iter().map(|device| device.vram_bytes);
-    let trained = models.model.metadata().context_length();
     let most = if trained > 0 { trained } else { u64::MAX };
     FitAnswer {
         vram_bytes: vram.fold(0, u64::saturating_add),
@@ -187,16 +200,23 @@ fn options(estimate: &Estimate<'_>, answer: Option<&FitAnswer>) -> Vec<String> {
     options
 }
 
-fn notes(estimate: &Estimate<'_>, metadata: Metadata<'_>, max_context: Option<u64>) -> Vec<String> {
+fn notes(model: &FitModel, estimate: &Estimate<'_>, max_context: Option<u64>) -> Vec<String> {
     let mut notes = Vec::new();
-    let trained = metadata.context_length();
+    let trained = model.trained_context();
     if trained > 0 && estimate.settings.context > trained {
         notes.push(format!("the model was trained for a context of {trained}"));
     }
     if trained > 0 && max_context == Some(trained) {
         notes.push("more context than the model was trained for may fit".to_owned());
     }
-    notes.extend(cache_note(estimate, metadata).map(str::to_owned));
+    match &model.weights {
+        Weights::Gguf(files) => notes.extend(cache_note(estimate, files.metadata()).map(str::to_owned)),
+        Weights::Safetensors(_) if !estimate.has_rule => {}
+        Weights::Safetensors(safetensors) => {
+            notes.push(SAFETENSORS_ENGINES.to_owned());
+            notes.extend(safetensors.has_latent_cache().then(|| LATENT_CACHE.to_owned()));
+        }
+    }
     let is_weights_only = |basis: &str| basis.starts_with("weights only");
     if is_weights_only(&estimate.basis) {
         notes.push("only the weights are known, so nobody can say whether it fits".to_owned());

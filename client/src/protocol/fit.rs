@@ -137,6 +137,10 @@ pub struct FitReport {
     pub name: String,
     /// The digest of its manifest, if it has one.
     pub digest: Option<Digest>,
+    /// The format of the weights: `gguf`, of an estimate for llama.cpp and Ollama, or `safetensors`, of one for
+    /// transformers, vLLM and their like.
+    #[serde(default)]
+    pub format: String,
     /// What the model itself needs.
     #[serde(flatten)]
     pub memory: FitMemory,
@@ -189,7 +193,7 @@ pub enum ContextSource {
 pub struct FitMemory {
     /// The formulas of the KV cache.
     pub basis: String,
-    /// The formulas of the computation graph.
+    /// The formulas of the computation graph; `not counted` for a safetensors model.
     pub graph_basis: String,
     /// Whether the basis has a rule for this model and what belongs to it. If not, KV cache and graph are unknown, and it
     /// never fits.
@@ -232,8 +236,11 @@ pub struct FitMemory {
 /// The weights of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FitLayer {
-    /// The layer's name, such as `blk.0`.
+    /// The layer's name, such as `blk.0` or `model.layers.0`.
     pub layer: String,
+    /// The number of its block, whose KV cache is that element of `kv_bytes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<u64>,
     /// Their size.
     pub bytes: u64,
     /// Where they are; where they belong if it is not known into what the model should fit.

@@ -23,12 +23,16 @@ mod render;
     after_help = "Estimates weights, KV cache and computation graph from the headers of a model's GGUF files.
 A model that is not in the store is described from its header alone, and nothing is stored.
 
+For a model of safetensors files the estimate has the weights, and the KV cache that follows from
+its config.json, as transformers, vLLM and their like hold them. What they need for the computation
+is not counted.
+
 Without --vram the answer is for this machine: the free memory of its GPUs as nvidia-smi or sysfs
 reports it, less 1 GiB each, and the memory that the kernel calls available.
 
 Every answer names its basis. `llama.cpp` is what llama.cpp of October 2026 allocates, which also
-runs the models of Ollama since 0.30. `ollama` is Ollama's own estimator of August 2025. A file
-that neither has a rule for has the basis `weights only`, and never fits.
+runs the models of Ollama since 0.30. `ollama` is Ollama's own estimator of August 2025. A model
+without a rule has the basis `weights only`, and never fits.
 
 With --vram the exit code is 0 if everything fits and 1 if not.
 
@@ -131,11 +135,13 @@ impl Params {
 
 fn fit_model(model: DescribedModel) -> Result<FitModel, ErrorBody> {
     let file = |file: DescribedFile| {
-        let content = match file.header() {
-            Some(header) => FitContent::Header(header),
-            None => FitContent::Text(file.content?),
+        let DescribedFile { media_type, name, size, content, .. } = file;
+        let content = content?;
+        let content = match FitContent::is_text(&media_type, name.as_deref()) {
+            true => FitContent::Text(content),
+            false => FitContent::from_header(&content)?,
         };
-        Some(FitFile { media_type: file.media_type, size: file.size, content })
+        Some(FitFile { media_type, name, size, content })
     };
     FitModel::new(&model.name, model.digest, model.files.into_iter().filter_map(file).collect())
 }

@@ -4,7 +4,11 @@
 //! Source: `buildModelInfo` in Ollama's `x/server/show.go`, and `GetModelInfo` in its
 //! `x/imagegen/manifest/manifest.go`.
 
+mod attention;
+
 use serde_json::Value as Json;
+
+pub use self::attention::{AttentionConfig, BlockType};
 
 /// The facts of one JSON file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

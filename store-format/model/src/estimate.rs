@@ -5,9 +5,10 @@
 //! [`ModelSet::largest_context`] the longest context with which everything fits. An estimate names its
 //! basis, which is the set of formulas and the architecture, and the metadata that was missing.
 //!
-//! There are two bases. [`Basis::LlamaCpp`] takes KV cache and graph as llama.cpp of October 2026 allocates them,
+//! There are two bases for GGUF files. [`Basis::LlamaCpp`] takes KV cache and graph as llama.cpp of October 2026 allocates them,
 //! which is also what Ollama runs since 0.30. [`Basis::Ollama`] is Ollama's estimator of August 2025, which knows the
-//! graphs of 15 architectures and has a fallback for others. `docs/ESTIMATES.md` has all formulas.
+//! graphs of 15 architectures and has a fallback for others. A [`SafetensorsModel`] has weights and a KV cache, without a
+//! graph. `docs/ESTIMATES.md` has all formulas.
 //!
 //! ```
 //! use blobd_model::estimate::{Basis, Model, ModelSet, Settings};
@@ -42,6 +43,7 @@ mod number;
 mod ollama;
 mod placement;
 mod rule;
+mod safetensors;
 mod weights;
 
 #[cfg(test)]
@@ -52,6 +54,7 @@ use self::weights::Weights;
 pub use cache_type::CacheType;
 pub use model::Model;
 pub use placement::{Device, Placement, Places};
+pub use safetensors::SafetensorsModel;
 pub use weights::{LayerWeights, Part};
 
 /// The formulas of an estimate.
@@ -196,6 +199,35 @@ pub enum EstimateError {
     CacheTypes { cache_type_k: CacheType, cache_type_v: CacheType },
     #[error("cache type {cache_type}: its blocks of {block} do not divide {elements} elements; use f16")]
     CacheRow { cache_type: CacheType, elements: u64, block: u64 },
+    #[error("cache type {cache_type}: expected f32, f16 or bf16 for a safetensors model")]
+    SafetensorsCacheType { cache_type: CacheType },
+}
+
+/// The largest context of one sequence, in tokens, that meets a condition; `None` if even a context of 1 does not. Smaller
+/// contexts should meet it if larger ones do, since the search is a bisection. An overflow does not meet it.
+///
+/// # Errors
+/// Other errors of the condition.
+pub fn largest_context(
+    is_met: impl Fn(u64) -> Result<bool, EstimateError>,
+) -> Result<Option<u64>, EstimateError> {
+    let fits = |context| match is_met(context) {
+        Err(EstimateError::Overflow { .. }) => Ok(false),
+        result => result,
+    };
+    if !fits(1)? {
+        return Ok(None);
+    }
+    let (mut fitting, mut failing) = (1, ModelSet::MAX_CONTEXT + 1);
+    while failing - fitting > 1 {
+        let middle = fitting + (failing - fitting) / 2;
+        if fits(middle)? {
+            fitting = middle;
+        } else {
+            failing = middle;
+        }
+    }
+    Ok(Some(fitting))
 }
 
 impl ModelSet<'_> {
@@ -246,35 +278,9 @@ impl ModelSet<'_> {
         basis: Basis,
         devices: &[u64],
     ) -> Result<Option<u64>, EstimateError> {
-        self.largest_context_where(settings, basis, |estimate| estimate.place(devices).fits())
-    }
-
-    /// [`Self::largest_context`] with another condition than fitting on devices. The search is a bisection, so smaller
-    /// contexts should meet it if larger ones do.
-    pub fn largest_context_where(
-        &self,
-        settings: &Settings,
-        basis: Basis,
-        is_met: impl Fn(&Estimate<'_>) -> bool,
-    ) -> Result<Option<u64>, EstimateError> {
-        let fits = |context| match self.estimate(&Settings { context, ..*settings }, basis) {
-            Ok(estimate) => Ok(is_met(&estimate)),
-            Err(EstimateError::Overflow { .. }) => Ok(false),
-            Err(error) => Err(error),
-        };
-        if !fits(1)? {
-            return Ok(None);
-        }
-        let (mut fitting, mut failing) = (1, Self::MAX_CONTEXT + 1);
-        while failing - fitting > 1 {
-            let middle = fitting + (failing - fitting) / 2;
-            if fits(middle)? {
-                fitting = middle;
-            } else {
-                failing = middle;
-            }
-        }
-        Ok(Some(fitting))
+        largest_context(|context| {
+            Ok(self.estimate(&Settings { context, ..*settings }, basis)?.place(devices).fits())
+        })
     }
 }
 

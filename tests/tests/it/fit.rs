@@ -307,12 +307,12 @@ fn projector_and_draft_model_of_a_manifest_have_bases_of_their_own() {
 }
 
 #[test]
-fn model_without_a_gguf_header_is_refused() {
+fn model_without_a_file_with_tensors_is_refused() {
     let registry = FakeRegistry::start().unwrap();
     registry.add_model("me/text:1", b"{}", &[(TEMPLATE, b"{{ .Prompt }}")]).unwrap();
     let daemon = TestDaemon::start();
     let run = daemon.command().run(["fit", &registry.name("me/text:1")]).exits_with(1);
-    assert!(run.stderr.contains("has no GGUF header"), "{}", run.stderr);
+    assert!(run.stderr.contains("expected files of GGUF or safetensors"), "{}", run.stderr);
 }
 
 #[test]

@@ -33,6 +33,7 @@ mod first_use;
 mod fit;
 mod fit_kinds;
 mod fit_request;
+mod fit_safetensors;
 mod foreign_store;
 mod formats;
 mod full_disk;

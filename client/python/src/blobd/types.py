@@ -224,7 +224,9 @@ class FitLayer(TypedDict):
     """The weights of a layer."""
 
     layer: str
-    """The layer's name, such as `blk.0`."""
+    """The layer's name, such as `blk.0` or `model.layers.0`."""
+    block: NotRequired[int]
+    """The number of its block, whose KV cache is that element of `kv_bytes`."""
     bytes: int
     """Their size."""
     place: LayerPlace
@@ -239,7 +241,7 @@ class FitMemory(TypedDict):
     basis: str
     """The formulas of the KV cache."""
     graph_basis: str
-    """The formulas of the computation graph."""
+    """The formulas of the computation graph; `not counted` for a safetensors model."""
     has_rule: bool
     """Whether the basis has a rule for this model and what belongs to it. If not, KV cache and graph are unknown,
     and it never fits."""
@@ -327,6 +329,9 @@ class FitReport(FitMemory):
     name: str
     digest: Optional[str]
     """The digest of its manifest, if it has one."""
+    format: str
+    """The format of the weights: `gguf`, of an estimate for llama.cpp and Ollama, or `safetensors`, of one for
+    transformers, vLLM and their like."""
     file_bytes: int
     """The size of the files that hold the weights."""
     header_bytes: int

@@ -4,6 +4,7 @@ use blobd_client::protocol::fit::{
     ContextSource, FitAnswer, FitDevice, FitMemory, FitReport, FitsIn, LayerPlace,
 };
 use blobd_model::estimate::ModelSet;
+use blobd_store_format::tensor::TensorFormat;
 
 use super::Fit;
 use super::machine::Machine;
@@ -58,8 +59,11 @@ fn needs(report: &FitReport) -> String {
     let mut parts = vec![
         format!("weights {}", human_bytes(memory.weights_bytes.saturating_sub(memory.table_bytes))),
         format!("KV cache {}", human_bytes(memory.kv_total_bytes)),
-        format!("graph {}", human_bytes(memory.graph_full_bytes)),
     ];
+    parts.push(match report.format == TensorFormat::Safetensors.name() {
+        true => "graph not counted".to_owned(),
+        false => format!("graph {}", human_bytes(memory.graph_full_bytes)),
+    });
     let has_companions = report.projector.is_some() || report.draft.is_some() || !report.adapters.is_empty();
     parts.extend(has_companions.then(|| "and what belongs to it".to_owned()));
     format!("{at_least}{needed} at context {}: {}", memory.context, parts.join(", "))
@@ -125,7 +129,9 @@ fn answer(fit: &Fit, answer: &FitAnswer, row: &mut impl FnMut(&str, String)) {
         context => context.to_string(),
     };
     row("largest context", largest);
-    row("options", report.options.join(" "));
+    if !report.options.is_empty() {
+        row("options", report.options.join(" "));
+    }
 }
 
 fn verdict(fit: &Fit, answer: &FitAnswer) -> String {
@@ -164,7 +170,7 @@ fn layers(report: &FitReport) -> Table {
     let mut table = Table::new(&["LAYER", "WEIGHTS", "KV CACHE", "WHERE"], &[1, 2]);
     let has_several = report.answer.as_ref().is_some_and(|answer| answer.devices.len() > 1);
     for layer in &memory.weights {
-        let block = layer.layer.strip_prefix("blk.").and_then(|number| number.parse::<usize>().ok());
+        let block = layer.block.and_then(|number| usize::try_from(number).ok());
         let kv = block.and_then(|block| memory.kv_bytes.get(block));
         let kv = or_dash(kv.map(|bytes| human_bytes(*bytes)));
         let number = layer.device.filter(|_| has_several);

@@ -5,6 +5,7 @@ mod llama_cpp;
 mod measured;
 mod ollama;
 mod robustness;
+mod safetensors;
 
 /// A header with an architecture. The architecture is prepended to each key.
 fn header(architecture: &str, keys: &[(&str, Value)], tensors: &[(&str, GgmlType, &[u64])]) -> Header {

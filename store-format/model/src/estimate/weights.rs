@@ -107,16 +107,20 @@ impl Weights {
             _ if has_vision && (name == "v" || name.starts_with("v.")) => Part::Vision,
             _ => Part::Other,
         };
+        let layer = |(name, layer): (&&str, &Layer<'_>)| LayerWeights {
+            layer: (*name).to_owned(),
+            bytes: sizes.layer(layer),
+            expert_bytes: sizes.some_of(layer, is_expert),
+            table_bytes: sizes.some_of(layer, |tensor| is_table(name, tensor)),
+            part: part(name),
+        };
+        Self::from_layers(layers.iter().map(layer), blocks)
+    }
+
+    /// Sums the weights of layers.
+    pub(super) fn from_layers(layers: impl Iterator<Item = LayerWeights>, blocks: usize) -> Self {
         let mut weights = Self { blocks: vec![0; blocks], experts: vec![0; blocks], ..Self::default() };
-        for (name, layer) in layers {
-            weights.add(LayerWeights {
-                layer: (*name).to_owned(),
-                bytes: sizes.layer(layer),
-                expert_bytes: sizes.some_of(layer, is_expert),
-                table_bytes: sizes.some_of(layer, |tensor| is_table(name, tensor)),
-                part: part(name),
-            });
-        }
+        layers.for_each(|layer| weights.add(layer));
         weights.layers.sort_by(|a, b| natural_order(&a.layer).cmp(&natural_order(&b.layer)));
         weights
     }

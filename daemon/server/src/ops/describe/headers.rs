@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::sync::{LazyLock, PoisonError};
 
+use blobd_client::fit::FitContent;
 use blobd_store::{FileReader, Store};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::file_format::{HeaderReader, MAX_HEADER_BYTES, ModelHeader};
@@ -106,11 +107,11 @@ impl Texts {
         Self { bytes_left: MAX_TEXTS_BYTES }
     }
 
-    /// Whether a file of this type and size is a text to be read, and not an image or an archive.
-    pub(in crate::ops) fn admit(&mut self, media_type: &MediaType, size: u64) -> bool {
-        let component = media_type.component();
+    /// Whether a file of this type, name and size is a text to be read, and not an image or an archive.
+    pub(in crate::ops) fn admit(&mut self, media_type: &MediaType, name: Option<&str>, size: u64) -> bool {
         let texts = ["config", "template", "system", "params", "license", "messages", "json"];
-        let is_admitted = texts.contains(&component) && size <= MAX_TEXT_BYTES && size <= self.bytes_left;
+        let is_text = texts.contains(&media_type.component()) || FitContent::is_text(media_type, name);
+        let is_admitted = is_text && size <= MAX_TEXT_BYTES && size <= self.bytes_left;
         self.bytes_left -= if is_admitted { size } else { 0 };
         is_admitted
     }
@@ -124,11 +125,18 @@ mod tests {
     fn long_files_and_others_than_texts_are_left_out() {
         let of = |component: &str| MediaType::new(format!("application/vnd.ollama.image.{component}"));
         let mut texts = Texts::new();
-        assert!(texts.admit(&of("template"), MAX_TEXT_BYTES));
-        assert!(!texts.admit(&of("template"), MAX_TEXT_BYTES + 1));
-        assert!(!texts.admit(&of("model"), 10));
-        assert!(texts.admit(&of("license"), MAX_TEXT_BYTES) && texts.admit(&of("license"), MAX_TEXT_BYTES));
-        assert!(!texts.admit(&of("license"), 1), "the total is used up");
-        assert!(texts.admit(&of("system"), 0));
+        assert!(texts.admit(&of("template"), None, MAX_TEXT_BYTES));
+        assert!(!texts.admit(&of("template"), None, MAX_TEXT_BYTES + 1));
+        assert!(!texts.admit(&of("model"), None, 10));
+        assert!(
+            texts.admit(&of("license"), None, MAX_TEXT_BYTES)
+                && texts.admit(&of("license"), None, MAX_TEXT_BYTES)
+        );
+        assert!(!texts.admit(&of("license"), None, 1), "the total is used up");
+        assert!(texts.admit(&of("system"), None, 0));
+        let config = MediaType::new(MediaType::PACK_CONFIG);
+        let mut texts = Texts::new();
+        assert!(texts.admit(&config, Some("config.json"), 10));
+        assert!(!texts.admit(&config, Some("tokenizer.json"), 10) && !texts.admit(&config, None, 10));
     }
 }

@@ -10,9 +10,7 @@ use blobd_client::protocol::response::{FileHead, ModelHeads};
 use blobd_store::leases::Lease;
 use blobd_store::{FileReader, NamedFile, Store, StoredFile};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::gguf::Header;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::tensor::TensorFormat;
 
 use super::headers::{HeaderTurn, Texts, header_bytes, read_header, read_in_turn};
 use crate::ops::OpError;
@@ -62,7 +60,7 @@ pub(crate) fn heads(store: &Store, reference: &Reference, holder: String) -> Res
             size: descriptor.size,
             content: None,
         });
-        contents.push(head_content(store, file, &mut texts, &mut seen)?);
+        contents.push(head_content(store, (file, name.as_deref()), &mut texts, &mut seen)?);
     }
     let digest = model.manifest.digest();
     let origin = store.names().name_origin(&model.reference, digest).origin;
@@ -83,11 +81,10 @@ pub(crate) fn fit(
     // All headers are in memory at once, so the turn is for their sum.
     let turn = HeaderTurn::take(header_bytes(store, reference)?);
     let (mut texts, mut files) = (Texts::new(), Vec::new());
-    for NamedFile { file, .. } in &model.contents()? {
-        let content = fit_content(store, file, &mut texts, &turn)?;
-        let descriptor = &file.descriptor;
-        let (media_type, size) = (descriptor.media_type.clone(), descriptor.size);
-        files.extend(content.map(|content| FitFile { media_type, size, content }));
+    for NamedFile { file, name, .. } in model.contents()? {
+        let content = fit_content(store, (&file, name.as_deref()), &mut texts, &turn)?;
+        let (media_type, size) = (file.descriptor.media_type.clone(), file.descriptor.size);
+        files.extend(content.map(|content| FitFile { media_type, name, size, content }));
     }
     let is_limited = !params.vram_bytes.is_empty() || params.memory_bytes.is_some();
     let room = Room { devices: params.vram_bytes.clone(), memory_bytes: params.memory_bytes };
@@ -97,7 +94,7 @@ pub(crate) fn fit(
 
 fn head_content(
     store: &Store,
-    file: &StoredFile,
+    (file, name): (&StoredFile, Option<&str>),
     texts: &mut Texts,
     seen: &mut BTreeSet<Digest>,
 ) -> Result<Option<HeadContent>, OpError> {
@@ -111,27 +108,24 @@ fn head_content(
         return Ok(Some(HeadContent { blob, bytes: header.bytes().len() as u64 }));
     }
     let descriptor = &file.descriptor;
-    let is_text = texts.admit(&descriptor.media_type, descriptor.size);
+    let is_text = texts.admit(&descriptor.media_type, name, descriptor.size);
     Ok(is_text.then_some(HeadContent { blob: descriptor.digest, bytes: descriptor.size }))
 }
 
 fn fit_content(
     store: &Store,
-    file: &StoredFile,
+    (file, name): (&StoredFile, Option<&str>),
     texts: &mut Texts,
     turn: &HeaderTurn,
 ) -> Result<Option<FitContent>, OpError> {
     let descriptor = &file.descriptor;
     if let Some(recipe) = &file.recipe {
-        // Estimates are made from keys of GGUF.
-        if recipe.format() != Some(TensorFormat::Gguf) {
-            return Ok(None);
-        }
         let header = read_in_turn(store, recipe, turn)?;
-        return Ok(header.and_then(|header| Header::parse(header.bytes()).ok()).map(FitContent::Header));
+        return Ok(header.and_then(|header| FitContent::from_header(header.bytes())));
     }
-    if descriptor.media_type.component() != "params" || !texts.admit(&descriptor.media_type, descriptor.size)
-    {
+    let is_text = FitContent::is_text(&descriptor.media_type, name)
+        && texts.admit(&descriptor.media_type, name, descriptor.size);
+    if !is_text {
         return Ok(None);
     }
     let text = FileReader::for_blob(store.content(), descriptor.digest, descriptor.size)

@@ -234,7 +234,7 @@ impl Inspector<'_> {
         }
         // A text without a digest could be any document to which its server redirects.
         if (file.digest().is_none() && file.git_id().is_none())
-            || !self.texts.admit(file.media_type(), file.size())
+            || !self.texts.admit(file.media_type(), file.name(), file.size())
         {
             return Ok(None);
         }
