@@ -55,6 +55,11 @@ impl DerivedName {
         Ok(names)
     }
 
+    /// Names for a model that another program has under this name.
+    pub const fn from_program(name: Reference) -> Self {
+        Self::new(name, IdPart::Tag)
+    }
+
     pub(crate) const fn new(first: Reference, id_part: IdPart) -> Self {
         Self { first, others: Vec::new(), by_file_name: 0, id_part }
     }

@@ -21,6 +21,7 @@
 
 mod index;
 mod selection;
+mod several;
 #[cfg(test)]
 mod tests;
 

@@ -13,6 +13,8 @@ const IMPORT: &str = "import ";
 const URL: &str = "url ";
 const EDIT: &str = "edit ";
 const COPY: &str = "copy ";
+/// Between the source of a copy and the program that has it. A source has no space.
+const IN: &str = " in ";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -38,7 +40,8 @@ impl Origin {
         if let Some(url) = text.strip_prefix(URL) {
             return url.parse().ok().map(Self::Url);
         }
-        if let Some(source) = text.strip_prefix(COPY) {
+        if let Some(copied) = text.strip_prefix(COPY) {
+            let (source, _program) = copied.split_once(IN).unwrap_or((copied, ""));
             return source.parse().ok().map(Self::Copy);
         }
         match text.strip_prefix(EDIT) {
@@ -71,9 +74,23 @@ pub fn import_record(file_name: &str) -> String {
     format!("{IMPORT}{file_name}")
 }
 
-/// The record of a model that another program says it has pulled from `source`.
-pub fn copy_record(source: &PullSource) -> String {
-    format!("{COPY}{source}")
+/// The record of a model that another program says it has pulled from `source`. Only the same program's next version may
+/// replace it unasked, so the record says which one that is; records of programs that are not known do not.
+pub fn copy_record(source: &PullSource, program: Option<&str>) -> String {
+    let program: String = program.into_iter().flat_map(str::chars).filter(|c| is_of_key(*c)).collect();
+    match program.as_str() {
+        "" => format!("{COPY}{source}"),
+        program => format!("{COPY}{source}{IN}{program}"),
+    }
+}
+
+const fn is_of_key(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '.' | '-')
+}
+
+/// The program that has the model, by the record of a copy.
+pub fn program_of_copy(origin: &str) -> Option<&str> {
+    origin.strip_prefix(COPY)?.split_once(IN).map(|(_source, program)| program)
 }
 
 /// The record of a source that cannot be fetched again.
@@ -113,7 +130,12 @@ mod tests {
         assert_eq!(Origin::parse("https://e.com/a/x.gguf"), Some(Origin::Source(without)));
         let hub: PullSource = "hf.co/me/x:Q4_K_M".parse().unwrap();
         assert_eq!(Origin::parse("hf.co/me/x:Q4_K_M --no-projector"), Some(Origin::Source(hub.clone())));
-        assert_eq!(Origin::parse(&copy_record(&hub)), Some(Origin::Copy(hub)));
+        assert_eq!(copy_record(&hub, Some("llama.cpp\n ")), "copy hf.co/me/x:Q4_K_M in llama.cpp");
+        for program in [None, Some(""), Some("ollama")] {
+            let record = copy_record(&hub, program);
+            assert_eq!(Origin::parse(&record), Some(Origin::Copy(hub.clone())));
+            assert_eq!(program_of_copy(&record), program.filter(|program| !program.is_empty()));
+        }
         assert_eq!(Origin::parse("what is this"), None);
         assert_eq!(shown("llama3:8b@sha256:0"), "llama3:8b@sha256:0");
     }

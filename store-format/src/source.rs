@@ -88,6 +88,20 @@ impl PullSource {
         }
     }
 
+    /// Whether both are the same file or the same model of a registry, at any commit. A model at Hugging Face may be named by
+    /// its repository or by its file.
+    pub fn is_same_model(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Hub(one), Self::Hub(other)) => {
+                (one.repository(), one.path()) == (other.repository(), other.path())
+            }
+            (Self::Registry(model), Self::Hub(file)) | (Self::Hub(file), Self::Registry(model)) => {
+                model.host() == HubFile::HOST && model.repository() == file.repository()
+            }
+            _ => self == other,
+        }
+    }
+
     /// Where a newer version of the model would be: at the same place, but not at a fixed commit. `None` if the
     /// source is fixed to a digest.
     pub fn latest(&self) -> Option<Self> {

@@ -146,6 +146,10 @@ pub struct ImportParams {
     /// Where another program says that it pulled the model from. A repair can fetch damaged files from there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copied_from: Option<PullSource>,
+    /// The program in whose store the model was found, such as `ollama`. Then the name is made distinct if another model has
+    /// it, unless that is another version of the same one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
 }
 
 impl ImportParams {
@@ -159,6 +163,7 @@ impl ImportParams {
             files: Vec::new(),
             manifest: None,
             copied_from: None,
+            program: None,
         }
     }
 }

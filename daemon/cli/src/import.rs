@@ -97,6 +97,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if let Some(request) = params.from.request(params)? {
         return from_program::run(global, &request);
     }
+    if (!params.include.is_empty() || !params.exclude.is_empty())
+        && !params.paths.iter().any(|path| path.is_dir())
+    {
+        return Err(usage("--include and --exclude: choose among the files of a folder: expected a folder"));
+    }
     let mut models = plan(&params.paths, params.with_sidecars, (&params.selection(), params.links()));
     if params.name.is_some() && models.len() > 1 {
         return Err(usage("--name: names one model, but several are given"));

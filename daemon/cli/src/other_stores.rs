@@ -228,7 +228,9 @@ fn make_distinct(models: &mut [FoundModel]) {
         let mut names = std::iter::once(Ok(target.clone())).chain(names).map_while(Result::ok);
         let free = names.find(|name| taken.insert(name.short().to_lowercase()));
         if let Some(free) = free.filter(|free| *free != target) {
+            let (wanted, named) = (target.short(), free.short());
             model.rename(free);
+            model.notes.push(format!("{wanted} is another model there; this one is named {named}"));
         }
     }
 }

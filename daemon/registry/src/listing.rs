@@ -128,7 +128,7 @@ impl RawEntry {
     fn into_file(self) -> Result<TreeFile, String> {
         let Self { path, size, lfs, oid, .. } = self;
         // A name that is not UTF-8 cannot be requested.
-        if !is_file_name(&path) || path.contains(char::REPLACEMENT_CHARACTER) {
+        if !may_be_listed(&path) || path.contains(char::REPLACEMENT_CHARACTER) {
             return Err(format!("path {:?} is not allowed", path.chars().take(100).collect::<String>()));
         }
         let Some(lfs) = lfs else {
@@ -141,6 +141,12 @@ impl RawEntry {
         }
         Ok(TreeFile { path, size, digest: Some(digest), git_id: None })
     }
+}
+
+/// Whether a path is that of a file that can be pulled, or only too long for that. Such a file of a folder must be known,
+/// so that the model is refused and not pulled without it.
+fn may_be_listed(path: &str) -> bool {
+    is_file_name(path) || (path.split('/').all(is_file_name) && FileFormat::GGUF.stem_of(path).is_none())
 }
 
 #[cfg(test)]
@@ -216,6 +222,13 @@ mod tests {
             assert_eq!(with(pointer, value), ["good.gguf"], "{pointer}");
         }
         assert_eq!(beside(json!({ "type": "submodule", "path": "x.gguf", "size": "big" })), ["good.gguf"]);
+    }
+
+    #[test]
+    fn path_that_is_too_long_is_known_unless_the_file_is_a_model_of_its_own() {
+        let long = format!("{}/z.json", "d".repeat(255));
+        assert_eq!(beside(entry(&long)), [&long, "good.gguf"]);
+        assert_eq!(beside(entry(&long.replace(".json", ".gguf"))), ["good.gguf"]);
     }
 
     #[test]

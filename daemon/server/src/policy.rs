@@ -221,7 +221,11 @@ impl Rule {
 
     fn registry_matches(&self, subject: &Subject) -> bool {
         let matches = |host: &Host| self.registries.iter().any(|pattern| pattern.matches_host(host));
-        self.registries.is_empty() || self.combined(subject.registries.iter(), matches)
+        match self.action {
+            _ if self.registries.is_empty() => true,
+            Action::Deny => subject.registries.union(&subject.claimed_registries).any(matches),
+            Action::Allow => self.combined(subject.registries.iter(), matches),
+        }
     }
 
     /// A rule that allows looks at the names at registries, if there are any: names that users of the store give to a
@@ -269,14 +273,14 @@ const MAX_LISTED: usize = 3;
 
 /// Facts about a model that a decision depends on, for errors: `license unknown, format gguf`.
 fn listed(
-    Subject { registries, source_names, names, terms }: &Subject,
+    Subject { registries, claimed_registries, source_names, names, terms }: &Subject,
     is_host: impl Fn(&Host) -> bool,
     is_name: impl Fn(&ModelName) -> bool,
     is_license: impl Fn(&str) -> bool,
     is_format: impl Fn(&str) -> bool,
 ) -> Option<String> {
     joined([
-        ("registry", registries.iter().filter(|value| is_host(value)).map(host).collect()),
+        ("registry", registries.union(claimed_registries).filter(|value| is_host(value)).map(host).collect()),
         ("name", source_names.union(names).filter(|value| is_name(value)).map(name).collect()),
         ("license", known(&terms.licenses, is_license)),
         ("format", known(&terms.formats, is_format)),

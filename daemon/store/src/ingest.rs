@@ -253,6 +253,18 @@ impl Ingest {
         self.staging.promise(self.store.content.certainly_new(sizes)?)
     }
 
+    /// Refuses files of these lengths, before any of them is read, if they cannot fit although they share all that the
+    /// store has, and although all that may be evicted is. Of a file that is there more than once, each counts.
+    pub fn refuse_hopeless(&self, sizes: impl Iterator<Item = u64>) -> Result<(), StoreError> {
+        let all = self.sum_on_disk(sizes);
+        // What lower stores have is not known.
+        let shared = if self.store.content.lower.is_empty() { self.store.ledger.used_bytes() } else { all };
+        match self.store.ledger.shortage(all) > shared {
+            true => self.store.ledger.check_fits(all),
+            false => Ok(()),
+        }
+    }
+
     /// Has disk space promised for files of these lengths if all fit now. Evicts nothing.
     pub fn admit_now(&self, sizes: impl Iterator<Item = u64>) -> Result<bool, StoreError> {
         let all = self.sum_on_disk(sizes);

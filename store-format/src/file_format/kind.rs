@@ -293,7 +293,7 @@ const fn to_convert(name: &'static str, extension: &'static str, is_start: fn(&[
         name,
         extension: Some(extension),
         advice: "convert the original model with llama.cpp's convert_hf_to_gguf.py and import the result, or pull a \
-                 GGUF file of it",
+                 GGUF file of it; `blobd import FOLDER --include PATTERN` stores the file whole, and nothing of it is shared",
         advice_for_downloads: "look for a GGUF file of the model",
         is_start,
     }
@@ -338,10 +338,9 @@ fn is_json(start: &[u8]) -> bool {
     }
 }
 
-/// A pickle of protocol 2 to 5 starts with its protocol, and then has an opcode; a checkpoint of PyTorch's first
-/// years pushes a number of ten bytes.
+/// A pickle of protocol 2 to 5 starts with its protocol, and then has an opcode, which is not 0. No text starts so.
 fn is_pickle(start: &[u8]) -> bool {
-    matches!(start, [0x80, 2..=5, b'\x8a' | b'\x95' | b'}' | b']' | b'c' | b'(' | b'X' | b'\x8c', ..])
+    matches!(start, [0x80, 2..=5, 1..=u8::MAX, ..])
 }
 
 /// Whether the first tag of a document, after comments' and declarations' spaces, is one of these in lower case.

@@ -38,6 +38,8 @@ pub enum FolderFault {
     StrayFile { index: String, file: String },
     #[error("{shard}: named like a shard, but no index names it")]
     NotInIndex { shard: String },
+    #[error("{index}: wrong shard: expected a safetensors file, found {file}")]
+    NotSafetensors { index: String, file: String },
     #[error("{component}/: missing: model_index.json names this component")]
     NoComponent { component: String },
 }
@@ -61,6 +63,7 @@ impl FolderFault {
             Self::Index { .. }
             | Self::ShardPath { .. }
             | Self::MissingShard { .. }
+            | Self::NotSafetensors { .. }
             | Self::TensorElsewhere { .. }
             | Self::TensorAbsent { .. } => true,
             Self::ShardLeftOut { .. }
@@ -148,6 +151,9 @@ impl ShardIndex {
         let index = || self.path.clone();
         let fault = |shard: &Result<String, String>| match shard {
             Err(found) => Some(FolderFault::ShardPath { index: index(), found: found.clone() }),
+            Ok(shard) if FileFormat::SAFETENSORS.stem_of(shard).is_none() => {
+                Some(FolderFault::NotSafetensors { index: index(), file: shard.clone() })
+            }
             Ok(shard) if known.takes(shard) => None,
             Ok(shard) if known.has(shard) => {
                 Some(FolderFault::ShardLeftOut { index: index(), shard: shard.clone() })

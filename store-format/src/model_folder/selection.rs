@@ -40,6 +40,8 @@ pub enum Reason {
     /// An index of pickles.
     IndexOfPickles,
     Gguf,
+    /// In a folder of several models, but in none of theirs.
+    NoModel,
     /// The folder `original/`, which has the weights once more for other programs.
     Original,
     /// Too large for a file beside weights.
@@ -103,6 +105,7 @@ impl fmt::Display for Reason {
             }
             Self::IndexOfPickles => "the index of pickles; a pattern can include it",
             Self::Gguf => "a GGUF file, which is a model of its own: import it by its name",
+            Self::NoModel => "in no folder of a model: import it by its path",
             Self::Original => "the same weights for other programs; a pattern can include it",
             Self::Large => "too large for a file beside weights; a pattern can include it",
         })

@@ -39,6 +39,17 @@ const TWO: &str = "model-00002-of-00002.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 #[test]
+fn index_names_safetensors_files_only() {
+    for other in ["config.json", INDEX, "absent.bin"] {
+        let map = index(&[("a", other), ("b", ONE)], &Json::Null);
+        let plan = plan(&["config.json", INDEX, ONE], &[(INDEX, map)]);
+        let fault = FolderFault::NotSafetensors { index: INDEX.to_owned(), file: other.to_owned() };
+        assert_eq!(plan.faults(), [fault], "{other}");
+        assert!(plan.faults()[0].is_fatal());
+    }
+}
+
+#[test]
 fn kinds_of_folders_are_recognised_by_their_files() {
     for (files, kind) in [
         (&["config.json", INDEX, ONE, TWO][..], FolderKind::Transformers),

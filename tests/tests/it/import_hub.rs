@@ -189,7 +189,7 @@ fn other_commits_have_names_with_the_revision() {
     let origin = |name: &str| blobd.line(&format!("show {name} --json")).succeeds().json()["origin"].clone();
     // The commit, because a pull of the name would fetch the content of `main`.
     for (name, commit) in [(expected[1], COMMIT), (expected[2], OTHER)] {
-        let source = format!("copy https://huggingface.co/ann/tiny/resolve/{commit}/tiny-Q8_0.gguf");
+        let source = format!("copy https://huggingface.co/ann/tiny/resolve/{commit}/tiny-Q8_0.gguf in hf");
         assert_eq!(origin(name), source);
     }
     check_blobs(daemon.root());
@@ -281,11 +281,20 @@ fn newer_commit_of_the_same_repository_replaces_the_name_unless_it_is_pinned() {
     cache.import(&daemon, &[name]).exits_with(7);
     assert!(has(1));
     daemon.command().line(&format!("unpin {name}")).succeeds();
-    // Neither does it replace what has come from elsewhere.
+    // Neither does it replace what has come from elsewhere: the model gets a name of its own, once.
     daemon.command().line(&format!("rm {name}")).succeeds();
     let own = ModelFile::dense(4).write_to(daemon.scratch(), "own.gguf");
     daemon.command().run(["import", own.to_str().unwrap(), "--name", name]).succeeds();
-    cache.import(&daemon, &[name]).exits_with(4);
+    let imported = cache.import(&daemon, &[name]).succeeds().json()["imported"][0].clone();
+    assert!(imported["name"].as_str().unwrap().starts_with(&format!("{name}-")), "{imported}");
+    assert!(imported["notes"][0].as_str().unwrap().contains("is another model"), "{imported}");
+    let again = cache.import(&daemon, &[name]).succeeds().json();
+    assert_eq!(again["imported"], json!([]), "{again}");
+    assert!(
+        daemon.command().line(&format!("export {name} -o -")).succeeds().stdout
+            == ModelFile::dense(4).bytes()
+    );
+    daemon.command().run(["rm", imported["name"].as_str().unwrap()]).succeeds();
     cache.import(&daemon, &[name, "--force"]).succeeds();
     assert!(has(2));
 }

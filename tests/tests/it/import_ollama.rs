@@ -118,7 +118,7 @@ fn models_keep_names_manifests_and_files_and_share_their_tensors() {
         ollama.import(blobd, &[]).succeeds();
         let shown = blobd.line("show base:8b --json").succeeds().json();
         assert_eq!(shown["digest"], format!("sha256:{}", sha256(&fs::read(manifest).unwrap())));
-        assert_eq!(shown["origin"], format!("copy {LIBRARY}/base:8b"));
+        assert_eq!(shown["origin"], format!("copy {LIBRARY}/base:8b in ollama"));
         assert!(blobd.line("export base:8b -o -").succeeds().stdout == base.bytes());
         assert!(blobd.line("export ann/tuned -o -").succeeds().stdout == tuned.bytes());
         let usage = blobd.line("df --json").succeeds().json();
@@ -218,6 +218,51 @@ fn pull_of_an_imported_model_downloads_nothing_and_records_its_origin() {
     assert_eq!(done["downloaded_bytes"], 0, "{done}");
     assert!(listed()["follows"].as_str().is_some_and(|source| source.contains("ann/m:1")), "{}", listed());
     daemon.command().line("outdated").succeeds();
+}
+
+#[test]
+fn pull_of_an_imported_model_updates_it_when_its_tag_has_moved() {
+    let daemon = TestDaemon::start();
+    let (ollama, registry) = (Ollama::new(daemon.scratch()), FakeRegistry::start().unwrap());
+    let place = format!("{}/ann/m/1", registry.url().replace("http://", ""));
+    let publish = || {
+        registry.add_manifest("ann/m:1", &fs::read(ollama.0.join("manifests").join(&place)).unwrap());
+        for blob in fs::read_dir(ollama.0.join("blobs")).unwrap() {
+            registry.add_blob(fs::read(blob.unwrap().path()).unwrap());
+        }
+    };
+    let [old, new] = [ModelFile::dense(1), ModelFile::dense(2)];
+    ollama.add(&place, &old, "one");
+    ollama.import(&daemon.command(), &[]).succeeds();
+    ollama.add(&place, &new, "two");
+    publish();
+    let blobd = daemon.command();
+    let done =
+        blobd.run(["pull", &registry.name("ann/m:1"), "--json"]).succeeds().json_lines().pop().unwrap();
+    assert!(done["displaced"] != Json::Null, "{done}");
+    let name = done["name"].as_str().unwrap();
+    assert!(blobd.run(["export", name, "-o", "-"]).succeeds().stdout == new.bytes());
+    blobd.run(["undelete", name, "--force"]).succeeds();
+    assert!(blobd.run(["export", name, "-o", "-"]).succeeds().stdout == old.bytes());
+}
+
+/// Some installations keep the manifest as a blob, and make the tag a link to it.
+#[test]
+fn tag_that_is_a_link_to_a_blob_of_the_store_is_read() {
+    let daemon = TestDaemon::start();
+    let ollama = Ollama::new(daemon.scratch());
+    let manifest = ollama.add(&format!("{LIBRARY}/x/latest"), &ModelFile::dense(1), "");
+    let bytes = fs::read(&manifest).unwrap();
+    fs::write(ollama.blob(&bytes), &bytes).unwrap();
+    fs::remove_file(&manifest).unwrap();
+    symlink(format!("../../../../blobs/sha256-{}", sha256(&bytes)), &manifest).unwrap();
+    // A later layout has a folder of its own for such links, and another host.
+    let later = ollama.0.join("manifests-v2/ollama.com/library/y/latest");
+    fs::create_dir_all(later.parent().unwrap()).unwrap();
+    symlink(format!("../../../../blobs/sha256-{}", sha256(&bytes)), &later).unwrap();
+    let imported = ollama.import(&daemon.command(), &[]).succeeds().json();
+    let names = [&imported["imported"][0]["name"], &imported["imported"][1]["name"]];
+    assert_eq!(names, ["x:latest", "y:latest"], "{imported}");
 }
 
 #[test]

@@ -150,7 +150,7 @@ fn old_folder_of_llama_cpp_is_read_by_its_manifests_and_records() {
     assert!(run["failed"].to_string().contains("gone_gone_x.gguf"), "{}", run["failed"]);
     assert!(export(&blobd, expected[0]) == model);
     let shown = blobd.line("show hf.co/ben/big --json").succeeds().json();
-    assert_eq!(shown["origin"], "copy hf.co/ben/big:latest");
+    assert_eq!(shown["origin"], "copy hf.co/ben/big:latest in llama.cpp");
     check_blobs(daemon.root());
 }
 
@@ -187,6 +187,50 @@ fn programs_with_folders_of_models_are_all_found() {
     assert_eq!(home.listed(&blobd, &["--from", &from])["models"].as_array().unwrap().len(), 1);
     let error = home.import(&blobd, &["--from", "gpt4all=/absent"]).exits_with(3).error();
     assert!(error.message.contains("/absent"), "{error}");
+    check_blobs(daemon.root());
+}
+
+#[test]
+fn same_name_in_two_programs_is_made_distinct_once() {
+    let daemon = TestDaemon::start();
+    let home = Home::new(daemon.scratch());
+    let (first, second) = (ModelFile::dense(1), ModelFile::dense(2));
+    let blob = |bytes: &[u8]| {
+        home.add(&format!(".ollama/models/blobs/sha256-{}", sha256(bytes)), bytes);
+        json!({ "digest": format!("sha256:{}", sha256(bytes)), "size": bytes.len() })
+    };
+    let (mut weights, mut config) = (blob(&first.bytes()), blob(b"{}"));
+    weights["mediaType"] = "application/vnd.ollama.image.model".into();
+    config["mediaType"] = "application/vnd.docker.container.image.v1+json".into();
+    let manifest = json!({ "schemaVersion": 2, "config": config, "layers": [weights] });
+    home.add(".ollama/models/manifests/hf.co/ann/tiny/Q4_K_M", manifest.to_string());
+    let commit = "0".repeat(40);
+    let cache = ".cache/huggingface/hub/models--ann--tiny";
+    home.add(&format!("{cache}/snapshots/{commit}/tiny-Q4_K_M.gguf"), second.bytes());
+    std::thread::sleep(Duration::from_millis(20));
+    let blobd = daemon.command();
+    let stored = || {
+        let listed = blobd.run(["ls", "--json"]).succeeds().json();
+        let models = listed["models"].as_array().unwrap().iter();
+        models.map(|model| (model["name"].clone(), model["digest"].clone())).collect::<Vec<_>>()
+    };
+    // Also when the reference of the cache is newer than what Ollama's model was imported.
+    home.import(&blobd, &["--from", "ollama"]).succeeds();
+    std::thread::sleep(Duration::from_millis(20));
+    home.add(&format!("{cache}/refs/main"), &commit);
+    let run = home.import(&blobd, &["--from", "all"]).succeeds().json();
+    let name = run["imported"][0]["name"].as_str().unwrap();
+    assert!(name.starts_with("hf.co/ann/tiny:Q4_K_M-"), "{run}");
+    assert!(run["imported"][0]["notes"][0].as_str().unwrap().contains(" in ollama; "), "{run}");
+    let before = stored();
+    for _ in 0..2 {
+        let run = home.import(&blobd, &["--from", "all"]).succeeds().json();
+        assert_eq!(run["imported"], json!([]), "{run}");
+    }
+    assert!(before.len() == 2 && before == stored(), "{before:?} {:?}", stored());
+    assert!(
+        export(&blobd, "hf.co/ann/tiny:Q4_K_M") == first.bytes() && export(&blobd, name) == second.bytes()
+    );
     check_blobs(daemon.root());
 }
 
@@ -229,7 +273,7 @@ fn models_of_docker_and_llmman_keep_their_manifests() {
     let shown = blobd.line("show docker.io/ai/smollm2 --json").succeeds().json();
     assert_eq!(
         (&shown["digest"], &shown["origin"]),
-        (&json!(id), &json!("copy docker.io/ai/smollm2:latest"))
+        (&json!(id), &json!("copy docker.io/ai/smollm2:latest in docker-model-runner"))
     );
     home.import(&blobd, &["--from", "llmman"]).succeeds();
     assert!(export(&blobd, "docker.io/ai/other:1b") == ModelFile::dense(2).bytes());

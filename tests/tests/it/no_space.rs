@@ -6,6 +6,7 @@ use std::process::Command;
 
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::filler::Filler;
+use blobd_tests::folders::ModelFolder;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::{check_blobs, check_empty, staged};
@@ -55,6 +56,25 @@ fn import_that_does_not_fit_leaves_nothing() {
     let path = ModelFile::dense(1).write_to(daemon.scratch(), "small.gguf");
     daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
     check_blobs(&root);
+}
+
+#[test]
+fn folder_that_does_not_fit_is_refused_as_a_whole_before_it_is_read() {
+    let Some((daemon, root)) = small_daemon(2) else { return };
+    let mut folder = ModelFolder::default();
+    let bytes = 600 << 10;
+    for shard in 1..=4_u8 {
+        let header =
+            format!(r#"{{"t{shard}":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+        let data = vec![shard; bytes];
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat();
+        folder.add(&format!("model-0000{shard}-of-00004.safetensors"), file);
+    }
+    let path = folder.write_to(daemon.scratch().join("large"));
+    let error =
+        daemon.command().run(["import".as_ref(), path.as_os_str(), "--json".as_ref()]).exits_with(6).error();
+    assert!(error.message.contains("2.36 MiB needed"), "{error}");
+    check_empty(&root);
 }
 
 #[test]

@@ -240,6 +240,7 @@ impl Work<'_> {
             files: found.files.iter().map(listed).collect(),
             manifest,
             copied_from: found.source.clone(),
+            program: Some(model.program.key.to_owned()),
             ..ImportParams::new(found.name.clone())
         };
         let open = |number: usize| {

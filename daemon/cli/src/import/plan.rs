@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blobd_client::protocol::lists::MAX_IMPORTED_FILES;
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::model_folder::{
-    FolderError, FolderFault, FolderFile, FolderKind, FolderPlan, LeftOut, ListedFolder, Selection,
+    FolderError, FolderFault, FolderFile, FolderKind, FolderPlan, LeftOut, ListedFolder, Reason, Selection,
 };
 use blobd_store_format::safetensors::Header;
 
@@ -84,18 +85,60 @@ pub(super) fn plan(
     models
 }
 
-/// A folder is one model, or has a model in each of its GGUF files.
+/// A folder is one model, holds folders that are models, or has a model in each of its GGUF files.
 fn plan_folder(path: &Path, selection: &Selection, links: Links) -> Vec<PathModel> {
     let folder = match Folder::list(path, links) {
         Ok(folder) => Arc::new(folder),
         Err(error) => return vec![(path.to_owned(), Err(error))],
     };
+    let inner = ListedFolder::model_folders(folder.files(), selection);
+    if !inner.is_empty() {
+        return plan_folders(path, &folder, &inner, (selection, links));
+    }
     let Some(files) = ListedFolder::gguf_files(folder.files(), selection) else {
-        let model = ListedModel::from_folder(path, folder, selection);
-        return vec![(path.to_owned(), model.map(Planned::List))];
+        return vec![(path.to_owned(), ListedModel::from_folder(path, folder, selection).map(Planned::List))];
     };
-    let models = gguf_folder::models(&folder, &files).into_iter();
-    let planned = |files| Planned::List(ListedModel::from_gguf_files(&folder, files));
+    plan_gguf_files(path, &folder, &files)
+}
+
+/// The models in these folders of a folder, and in the GGUF files beside them. Other weights are left out, and named with the
+/// first model.
+fn plan_folders(
+    path: &Path,
+    folder: &Arc<Folder>,
+    inner: &BTreeSet<String>,
+    (selection, links): (&Selection, Links),
+) -> Vec<PathModel> {
+    let model_at = |place: &String| {
+        let path = path.join(place);
+        let listed = Folder::list(&path, links).map(Arc::new);
+        let model = listed.and_then(|folder| ListedModel::from_folder(&path, folder, selection));
+        (path, model.map(Planned::List))
+    };
+    let mut models: Vec<PathModel> = inner.iter().map(model_at).collect();
+    let is_in = |file: &str, place: &String| {
+        file.strip_prefix(place.as_str()).is_some_and(|rest| rest.starts_with('/'))
+    };
+    let outside = folder.files().filter(|file| !inner.iter().any(|place| is_in(&file.path, place)));
+    let weights = outside.filter(|file| FileFormat::split_name(&file.path).is_some());
+    let (gguf, others): (Vec<_>, Vec<_>) =
+        weights.partition(|file| FileFormat::GGUF.stem_of(&file.path).is_some());
+    if let Some(files) = ListedFolder::gguf_files(gguf, selection) {
+        models.extend(plan_gguf_files(path, folder, &files));
+    }
+    let first = models.iter_mut().find_map(|(_, planned)| match planned {
+        Ok(Planned::List(model)) => Some(model),
+        _ => None,
+    });
+    if let Some(first) = first {
+        first.left_out.extend(others.into_iter().map(|file| LeftOut { file, reason: Reason::NoModel }));
+    }
+    models
+}
+
+fn plan_gguf_files(path: &Path, folder: &Arc<Folder>, files: &[FolderFile]) -> Vec<PathModel> {
+    let models = gguf_folder::models(folder, files).into_iter();
+    let planned = |files| Planned::List(ListedModel::from_gguf_files(folder, files));
     models.map(|(first, files)| (path.join(first), files.map(planned))).collect()
 }
 
@@ -232,9 +275,18 @@ impl ListedModel {
         }))
     }
 
-    /// What is wrong with the folder, for its user to know.
+    /// What is wrong with the folder, for its user to know, and which models of it were left out.
     pub(super) fn notes(&self) -> Vec<String> {
-        self.faults.iter().filter(|fault| !fault.is_fatal()).map(ToString::to_string).collect()
+        const MAX_NAMED: usize = 5;
+        let faults = self.faults.iter().filter(|fault| !fault.is_fatal()).map(ToString::to_string);
+        let is_model = |left: &&LeftOut| matches!(left.reason, Reason::Gguf | Reason::NoModel);
+        let models: Vec<&LeftOut> = self.left_out.iter().filter(is_model).collect();
+        let more = models.len().checked_sub(MAX_NAMED).filter(|more| *more > 0);
+        let named = models.iter().take(MAX_NAMED).map(|left| format!("left out: {left}"));
+        faults
+            .chain(named)
+            .chain(more.map(|more| format!("left out: {more} more; `--list` names them")))
+            .collect()
     }
 
     /// All that is wrong with the folder.

@@ -1,22 +1,26 @@
-//! Ollama's models folder: `manifests/HOST/NAMESPACE/MODEL/TAG` and `blobs/sha256-…`.
+//! Ollama's models folder: `manifests/HOST/NAMESPACE/MODEL/TAG` and `blobs/sha256-…`. A later layout has `manifests-v2/`, in
+//! which a tag is a link to its manifest in `blobs/`.
 //!
 //! A manifest is imported as it is, so the model keeps its digest, and a later pull of the same name finds everything
 //! there. Ollama names a blob by its SHA-256, but only checks that when it downloads one: the daemon computes it again.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::{host, layout};
 
 use super::found::{FoundModel, Problem};
 use super::{registry_stores, variable};
 use crate::local_folder::Links;
 use crate::{ErrorBody, file_error};
 
-/// Directories between `manifests/` and a tag.
+/// The folders of tags. What the first has counts.
+pub(super) const MANIFESTS: [&str; 2] = ["manifests-v2", "manifests"];
+/// Directories between such a folder and a tag.
 const DEPTH: usize = 3;
 /// The most entries of all directories that are looked at.
 const MAX_ENTRIES: usize = 100_000;
@@ -29,7 +33,7 @@ pub(super) fn default_folders() -> Vec<PathBuf> {
 }
 
 pub(super) fn is_store(folder: &Path) -> bool {
-    folder.join("manifests").is_dir() && folder.join("blobs").is_dir()
+    MANIFESTS.iter().any(|name| folder.join(name).is_dir()) && folder.join("blobs").is_dir()
 }
 
 /// The models of the store in `folder`, by name. A model that cannot be imported is listed with the reason.
@@ -37,20 +41,28 @@ pub(super) fn is_store(folder: &Path) -> bool {
 /// # Errors
 /// That of a directory of manifests that cannot be listed.
 pub(super) fn models(folder: &Path, _links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
-    let manifests = folder.join("manifests");
-    let mut found = Vec::new();
-    let places = tag_places(&manifests);
-    let places = places.map_err(|error| file_error(&manifests.display().to_string(), &error))?;
-    for place in places {
-        let Some(name) = layout::parse_tag_place(&place) else { continue };
-        let path = manifests.join(&place);
-        found.push(match read_manifest(&manifests, &path) {
-            Ok(manifest) => model(folder, name, manifest),
-            Err(problem) => FoundModel::unusable(name.short(), problem),
-        });
+    let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
+    for manifests in MANIFESTS.map(|name| folder.join(name)).iter().filter(|manifests| manifests.is_dir()) {
+        let places = tag_places(manifests);
+        let places = places.map_err(|error| file_error(&manifests.display().to_string(), &error))?;
+        for place in places {
+            let Some(name) = name_of(&place).filter(|name| seen.insert(name.short())) else { continue };
+            let path = manifests.join(&place);
+            found.push(match read_manifest(folder, &path) {
+                Ok(manifest) => model(folder, name, manifest),
+                Err(problem) => FoundModel::unusable(name.short(), problem),
+            });
+        }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
+}
+
+/// The name of the model with this tag. Ollama's registry has two hosts.
+fn name_of(place: &Path) -> Option<Reference> {
+    let name = layout::parse_tag_place(place)?;
+    let host = host::canonical(name.host());
+    Reference::from_parts(host, name.namespace(), name.model(), name.tag()).ok()
 }
 
 /// The paths below `manifests` at which tags can be. Links to directories are not followed.
@@ -76,11 +88,11 @@ fn tag_places(manifests: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(level)
 }
 
-/// Reads the manifest of a tag, which may be a link to that of another tag.
-fn read_manifest(manifests: &Path, path: &Path) -> Result<Manifest, Problem> {
+/// Reads the manifest of a tag, which may be a link to that of another tag, or to a blob.
+fn read_manifest(folder: &Path, path: &Path) -> Result<Manifest, Problem> {
     let unreadable = Problem::unreadable(path);
     let target = fs::canonicalize(path).map_err(&unreadable)?;
-    if !target.starts_with(fs::canonicalize(manifests).map_err(&unreadable)?) {
+    if !target.starts_with(fs::canonicalize(folder).map_err(&unreadable)?) {
         return Err(Problem::new(path, "is a link to a file outside of the store"));
     }
     let file = File::open(&target).map_err(&unreadable)?;

@@ -5,15 +5,15 @@ use std::path::PathBuf;
 
 use blobd_client::protocol::response::ModelSummary;
 use blobd_store_format::name_pattern::NamePattern;
-use blobd_store_format::origin::Origin;
-use blobd_store_format::source::{HubFile, PullSource};
+use blobd_store_format::origin::{Origin, program_of_copy};
+use blobd_store_format::source::PullSource;
 use serde::Serialize;
 
 use super::found::{FoundModel, distinct_bytes};
-use super::{FoundStore, Record};
+use super::{FoundStore, Program, Record};
 use crate::connect::client_error;
 use crate::output::{Table, counted, human_bytes, printable, terminal_width};
-use crate::{Client, ErrorBody, Reference};
+use crate::{Client, ErrorBody, Reference, internal};
 
 /// The models of the found stores that were selected.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct Plan {
 #[derive(Debug)]
 pub(crate) struct PlannedModel {
     /// The program in whose store it is.
-    program: &'static str,
+    pub(crate) program: &'static Program,
     /// The folder of that store.
     folder: PathBuf,
     pub(crate) found: FoundModel,
@@ -49,22 +49,35 @@ impl<'c> StoredModels<'c> {
         self.models.get(&name.short())
     }
 
-    /// Whether the store has the model under its name.
+    /// Whether the store has the model under its name, or under the one that tells it from another model of that name.
     fn has(&self, model: &FoundModel, record: &Record) -> Result<bool, ErrorBody> {
-        let Some((target, stored)) = model.target.as_ref().and_then(|name| Some((name, self.get(name)?)))
-        else {
-            return Ok(false);
-        };
-        match &model.manifest {
-            Some(manifest) => Ok(manifest.digest() == stored.digest),
-            None if record.manifest(model) == Some(stored.digest) => Ok(true),
-            None => Ok(model.is_like(&self.client.manifest(target).map_err(client_error)?)),
+        let Some(target) = &model.target else { return Ok(false) };
+        for stored in self.get(target).into_iter().chain(self.distinct_from(target)) {
+            let is_it = match &model.manifest {
+                Some(manifest) => manifest.digest() == stored.digest,
+                None if record.manifest(model) == Some(stored.digest) => true,
+                None => {
+                    let name = stored.name.parse().map_err(internal)?;
+                    model.is_like(&self.client.manifest(&name).map_err(client_error)?)
+                }
+            };
+            if is_it {
+                return Ok(true);
+            }
         }
+        Ok(false)
+    }
+
+    /// The models whose names are this one and an ID.
+    fn distinct_from(&self, name: &Reference) -> impl Iterator<Item = &ModelSummary> {
+        let start = format!("{}-", name.short());
+        let named = self.models.range(start.clone()..).map(|(_, model)| model);
+        named.take_while(move |model| model.name.starts_with(&start))
     }
 
     /// Whether the name has what the same store had earlier. Content that was pulled since may be newer, and a pin says
     /// that it must stay.
-    fn is_older(&self, model: &FoundModel) -> bool {
+    fn is_older(&self, model: &FoundModel, program: &Program) -> bool {
         let (Some(stored), Some(source)) =
             (model.target.as_ref().and_then(|name| self.get(name)), &model.source)
         else {
@@ -72,23 +85,17 @@ impl<'c> StoredModels<'c> {
         };
         let modified = humantime::parse_rfc3339(&stored.modified.to_string()).ok();
         let is_newer = model.updated.zip(modified).is_some_and(|(updated, modified)| updated > modified);
-        is_newer
-            && !stored.pinned
-            && stored.origin.as_deref().is_some_and(|origin| is_copy_of(origin, source))
+        let is_version = |origin: &str| is_copy_of(origin, source, program);
+        is_newer && !stored.pinned && stored.origin.as_deref().is_some_and(is_version)
     }
 }
 
-/// Whether the origin is this source, at any commit. Earlier versions recorded the name of a repository alone.
-fn is_copy_of(origin: &str, source: &PullSource) -> bool {
-    match (Origin::parse(origin), source) {
-        (Some(Origin::Copy(PullSource::Hub(copied))), PullSource::Hub(file)) => {
-            (copied.repository(), copied.path()) == (file.repository(), file.path())
+/// Whether the origin is this source, at any commit, in a store of the same program.
+fn is_copy_of(origin: &str, source: &PullSource, program: &Program) -> bool {
+    match Origin::parse(origin) {
+        Some(Origin::Copy(copied)) => {
+            copied.is_same_model(source) && program_of_copy(origin) == Some(program.key)
         }
-        (Some(Origin::Copy(PullSource::Registry(copied))), PullSource::Hub(file)) => {
-            copied.host() == HubFile::HOST
-                && format!("{}/{}", copied.namespace(), copied.model()) == file.repository()
-        }
-        (Some(Origin::Copy(copied)), source) => copied == *source,
         _ => false,
     }
 }
@@ -150,8 +157,8 @@ impl Plan {
         let mut models = Vec::new();
         for FoundStore { program, folder, models: found } in stores {
             for found in found.into_iter().filter(is_selected) {
-                let (is_stored, is_update) = (stored.has(&found, record)?, stored.is_older(&found));
-                let (program, folder) = (program.title, folder.clone());
+                let (is_stored, is_update) = (stored.has(&found, record)?, stored.is_older(&found, program));
+                let folder = folder.clone();
                 models.push(PlannedModel { program, folder, found, is_stored, is_update });
             }
         }
@@ -184,7 +191,7 @@ impl PlannedModel {
     fn document(&self) -> ListedModel {
         ListedModel {
             name: self.found.name.clone(),
-            program: self.program.to_owned(),
+            program: self.program.title.to_owned(),
             folder: self.folder.display().to_string(),
             size: self.found.size,
             state: self.state(),

@@ -10,7 +10,7 @@ use blobd_client::protocol::request::ImportParams;
 use blobd_store::{Store, Verb};
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::origin::{copy_record, import_record};
+use blobd_store_format::origin::{Origin, copy_record, import_record, program_of_copy};
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
@@ -52,8 +52,12 @@ fn import_files(
     source: &mut dyn ImportSource,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
-    let target = target_name(params)?;
-    policy.check_import(&title, target.preferred(), Terms::default())?;
+    let origin = origin_record(params);
+    let target = target_name(change, params, &origin)?;
+    let copied_from = params.copied_from.as_ref();
+    let check_name =
+        |file: &str, name: &Reference, terms| policy.check_import(file, (name, copied_from), terms);
+    check_name(&title, target.preferred(), Terms::default())?;
     let published =
         params.manifest.as_ref().map(|text| Manifest::parse(text.clone().into_bytes())).transpose()?;
     let files = Files::from_params(params, published.as_ref(), source)?;
@@ -61,7 +65,8 @@ fn import_files(
     change.check(&target, |present| has_files_of(present, &files))?;
     let mut ingest = change.begin(change.lease())?;
     ingest.staging().expect(files.size());
-    let check = |file: &str, terms| policy.check_import(file, target.preferred(), terms);
+    ingest.refuse_hopeless(files.distinct_sizes())?;
+    let check = |file: &str, terms| check_name(file, target.preferred(), terms);
     let stored = files.ingest(&mut ingest, source, progress, check)?;
     let StoredFiles { files: new, terms, tensor_count } = stored;
     let manifest = match published {
@@ -71,8 +76,7 @@ fn import_files(
         }
         None => NewModel::from_chosen(title.clone(), new).compose(&mut ingest)?,
     };
-    let origin = params.copied_from.as_ref().map_or_else(|| import_record(&title), copy_record);
-    let is_allowed = |name: &Reference| policy.check_import(&title, name, terms.clone()).is_ok();
+    let is_allowed = |name: &Reference| check_name(&title, name, terms.clone()).is_ok();
     let target = target.retaining(is_allowed);
     let named = change.commit(ingest, target, &manifest, Some(&origin), is_allowed)?;
     let imported = Imported {
@@ -102,22 +106,58 @@ pub(crate) fn client_has_gone() -> io::Error {
     io::Error::other("the client of this import has disconnected")
 }
 
-/// The name that the model gets: the requested one, or one made from the file's.
-fn target_name(params: &ImportParams) -> Result<TargetName, OpError> {
+/// The record of where the model comes from. The name of a model in another program's store says more than its last part.
+fn origin_record(params: &ImportParams) -> String {
+    let program = params.program.as_deref();
+    match &params.copied_from {
+        Some(source) => copy_record(source, program),
+        None if program.is_some() => import_record(&printable(&params.file_name)),
+        None => import_record(&display_name(&params.file_name)),
+    }
+}
+
+/// The name that the model gets: the requested one, or one made from the file's. A name in another program's store is not
+/// the user's choice: it is made distinct, unless the model that has it is another version of the same one.
+fn target_name(change: &NameChange<'_>, params: &ImportParams, origin: &str) -> Result<TargetName, OpError> {
     if let Some(name) = &params.name {
-        return TargetName::given(name);
+        let is_chosen = params.program.is_none() || params.force || name.digest().is_some();
+        let given = TargetName::given(name)?;
+        return Ok(match is_chosen || is_version_of(change, &given, (params, origin)) {
+            true => given,
+            false => TargetName::Derived(DerivedName::from_program(name.clone())),
+        });
     }
     let names = DerivedName::from_path(&params.file_name);
     let from = || display_name(&params.file_name);
     names.map(TargetName::Derived).map_err(|source| OpError::Name { from: from(), source })
 }
 
+/// Whether the model that has the name came from the same program's store, or was pulled from where that has it from.
+fn is_version_of(
+    change: &NameChange<'_>,
+    name: &TargetName,
+    (params, origin): (&ImportParams, &str),
+) -> bool {
+    let Some(present) = change.present_origin(name.preferred()) else { return false };
+    present == origin
+        || match (Origin::parse(&present), &params.copied_from) {
+            (Some(Origin::Source(pulled)), Some(copied)) => pulled.is_same_model(copied),
+            (Some(Origin::Copy(earlier)), Some(copied)) => {
+                earlier.is_same_model(copied) && program_of_copy(&present) == params.program.as_deref()
+            }
+            _ => false,
+        }
+}
+
 /// The last part of a path, without control characters. A path without a last part, such as `a/..`, is not that of a file
 /// and is not shown.
 fn display_name(file_name: &str) -> String {
+    printable(Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or("unnamed"))
+}
+
+fn printable(text: &str) -> String {
     const MAX_CHARS: usize = 200;
-    let last = Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or("unnamed");
-    last.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
+    text.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
 }
 
 #[cfg(test)]

@@ -85,12 +85,19 @@ impl CallerPolicy {
         restricted.check(&source.to_string(), &subject)
     }
 
-    /// Refuses an import by the name that the model will get and by what is known so far of its licenses and formats.
-    pub(super) fn check_import(&self, file: &str, name: &Reference, terms: Terms) -> Result<(), OpError> {
+    /// Refuses an import by the name that the model will get, by where it is said to be a copy from, and by what is known so
+    /// far of its licenses and formats.
+    pub(super) fn check_import(
+        &self,
+        file: &str,
+        (name, copied_from): (&Reference, Option<&PullSource>),
+        terms: Terms,
+    ) -> Result<(), OpError> {
         let Some(restricted) = &self.0 else { return Ok(()) };
         let mut subject = Subject { terms, ..Subject::default() };
         subject.add_local();
         subject.add_name(name);
+        copied_from.into_iter().for_each(|source| subject.add_claim(source));
         restricted.check(&format!("{file} as {}", name.short()), &subject)
     }
 
@@ -187,7 +194,11 @@ impl Restricted {
             let recorded = store.names().recorded_origin(manifest)?;
             match own_origin.take().or(recorded).as_deref().and_then(Origin::parse) {
                 // Whoever imports a model can claim any source.
-                Some(Origin::Import(_) | Origin::Copy(_)) => subject.add_local(),
+                Some(Origin::Import(_)) => subject.add_local(),
+                Some(Origin::Copy(source)) => {
+                    subject.add_local();
+                    subject.add_claim(&source);
+                }
                 Some(Origin::Url(source) | Origin::Source(source)) => subject.add_source(&source),
                 Some(Origin::Edit { name, manifest: Some(edited) }) => {
                     subject.add_name(&name);

@@ -70,6 +70,8 @@ pub(crate) struct Terms {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) registries: BTreeSet<Host>,
+    /// Where another program says that it has the files from. Nothing proves that, so these only matter to rules that deny.
+    pub(crate) claimed_registries: BTreeSet<Host>,
     pub(crate) source_names: BTreeSet<ModelName>,
     /// Its names in the store.
     pub(crate) names: BTreeSet<ModelName>,
@@ -84,6 +86,11 @@ impl Subject {
     pub(crate) fn add_source(&mut self, source: &PullSource) {
         self.registries.insert(Host::new(source.host(), source.scheme()));
         self.source_names.extend(source.name().ok().map(|name| ModelName::new(&name)));
+    }
+
+    /// Another program says that it has the files from there.
+    pub(crate) fn add_claim(&mut self, source: &PullSource) {
+        self.claimed_registries.insert(Host::new(source.host(), source.scheme()));
     }
 
     /// The files came from the host in a name.

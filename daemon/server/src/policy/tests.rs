@@ -110,6 +110,18 @@ fn registry_is_that_of_the_origin() {
     assert!(!decided(&policy, 1, &imported).unwrap().0);
 }
 
+#[test]
+fn claimed_registry_denies_and_never_allows() {
+    let mut copied = Subject::default();
+    copied.add_local();
+    copied.add_claim(&"hf.co/me/x".parse().unwrap());
+    let on_hub = |action| Rule { registries: hosts(&["huggingface.co"]), ..rule(action) };
+    assert!(!decided(&policy(Action::Allow, vec![on_hub(Action::Deny)]), 1, &copied).unwrap().0);
+    assert!(!decided(&policy(Action::Deny, vec![on_hub(Action::Allow)]), 1, &copied).unwrap().0);
+    let of_files = Rule { registries: hosts(&["local"]), ..rule(Action::Allow) };
+    assert!(decided(&policy(Action::Deny, vec![of_files]), 1, &copied).unwrap().0);
+}
+
 /// All that `blobd pull` accepts for the same host.
 #[test]
 fn no_spelling_of_a_registry_bypasses_a_rule() {

@@ -2,6 +2,7 @@
 //! name and administrators take it away.
 
 use blobd_store_format::digest::Digest;
+use blobd_store_format::origin::Origin;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
 
@@ -50,7 +51,8 @@ pub struct NameRule {
     /// A name that follows this source: the commit has the source's newest version.
     pub update_from: Option<PulledSource>,
     /// With `update_from`, whether the name is the source's own: then other users' names are updated too, and names
-    /// whose content came from there but is fixed to a digest.
+    /// whose content came from there but is fixed to a digest. Content that another program's store calls a copy from there
+    /// is updated only for the user who has added it: anybody can claim that, and the source may never have had it.
     pub is_own_name: bool,
 }
 
@@ -64,7 +66,8 @@ impl NameRule {
     }
 
     fn updates_name(&self, kept: &NameOrigin) -> bool {
-        self.updates(kept.source.as_deref()) || (self.is_own_name && self.updates(kept.origin.as_deref()))
+        self.updates(kept.source.as_deref())
+            || (self.is_own_name && (self.updates(kept.origin.as_deref()) || self.updates_copy(kept)))
     }
 
     fn updates(&self, followed: Option<&str>) -> bool {
@@ -73,6 +76,17 @@ impl NameRule {
             new.components.is_same_part(&followed.components) && is_same_source(&new.source, &followed.source)
         };
         self.update_from.as_ref().zip(followed).is_some_and(is_followed)
+    }
+
+    /// Whether the content is said to be a copy of what the rule's source had.
+    fn updates_copy(&self, kept: &NameOrigin) -> bool {
+        let copied = match kept.origin.as_deref().and_then(Origin::parse) {
+            Some(Origin::Copy(copied)) => copied,
+            _ => return false,
+        };
+        // A cache says at which commit it has the file; the name means that of the default branch.
+        let new = self.update_from.as_ref().and_then(|new| new.source.followed());
+        new.is_some_and(|new| is_same_source(&new, &copied) || new.is_same_model(&copied))
     }
 }
 
@@ -103,7 +117,7 @@ impl Names {
         if self.is_pinned(stored) && !(rule.replace && rule.replace_pinned) {
             return Err(StoreError::Pinned { name });
         }
-        if !(is_update && rule.is_own_name) {
+        if !(is_update && rule.is_own_name) || rule.updates_copy(&kept) {
             self.check_adder(stored, present, rule.user())?;
         }
         if rule.replace || is_update {

@@ -104,6 +104,42 @@ fn list_says_what_would_be_imported_and_imports_nothing() {
 }
 
 /// Imports a folder that is refused, with the error's message.
+#[test]
+fn folder_of_folders_has_a_model_in_each_of_them_and_in_each_gguf_file() {
+    let daemon = TestDaemon::start();
+    let (blobd, models) = (daemon.command(), daemon.scratch().join("all-models"));
+    let files = ModelFolder::transformers(1);
+    files.write_to(models.join("qwen"));
+    ModelFolder::transformers(2).write_to(models.join("org/llama"));
+    let _ = ModelFile::dense(1).write_to(&models, "a-Q8_0.gguf");
+    fs::write(models.join("stray.safetensors"), safetensors(&[(3, "t")])).unwrap();
+    let path = models.to_str().unwrap();
+    let listed = blobd.run(["import", path, "--list", "--json"]).succeeds().json();
+    let left_out = &listed["models"][0]["left_out"];
+    assert_eq!(left_out[0]["path"], "stray.safetensors", "{listed}");
+    let imported = blobd.run(["import", path, "--json"]).succeeds().json();
+    let imported = imported["imported"].as_array().unwrap();
+    let names: Vec<&str> = imported.iter().map(|model| model["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["llama:latest", "qwen:latest", "a:Q8_0"]);
+    assert!(
+        imported[0]["notes"][0].as_str().unwrap().starts_with("left out: stray.safetensors: "),
+        "{imported:?}"
+    );
+    assert!(exported(&blobd, "qwen", &daemon.scratch().join("out")) == files);
+    let run = blobd.run(["import", &format!("{path}/a-Q8_0.gguf"), "--include", "*"]).exits_with(2);
+    assert!(run.stderr.contains("expected a folder"), "{}", run.stderr);
+    check_blobs(daemon.root());
+}
+
+#[test]
+fn gguf_files_beside_a_folder_model_are_named() {
+    let daemon = TestDaemon::start();
+    let folder = ModelFolder::transformers(1).write_to(daemon.scratch().join("m"));
+    let _ = ModelFile::dense(1).write_to(&folder, "a-Q8_0.gguf");
+    let imported = import(&daemon.command(), &folder, &[]);
+    assert!(imported["notes"][0].as_str().unwrap().starts_with("left out: a-Q8_0.gguf: "), "{imported}");
+}
+
 fn refused(daemon: &TestDaemon, folder: &Path) -> String {
     let run = daemon.command().run(["import", folder.to_str().unwrap(), "--json"]);
     let message = run.exits_with(1).error().message;

@@ -1,6 +1,7 @@
 //! Pulls of repositories at Hugging Face whose model is a folder: safetensors with its small files.
 
 use std::fs;
+use std::path::Path;
 
 use blobd_store_format::git_id::GitId;
 use blobd_tests::command::Run;
@@ -167,6 +168,60 @@ fn pulled_folder_is_the_model_that_an_import_of_the_files_makes() {
     let imported =
         commands.run(&["import", folder.to_str().unwrap(), "--name", "imported"]).succeeds().json();
     assert_eq!(imported["imported"][0]["digest"], pulled["digest"], "{imported}");
+}
+
+fn write(folder: &Path, files: &[(&str, Vec<u8>)]) {
+    for (path, bytes) in files {
+        let place = folder.join(path);
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        fs::write(place, bytes).unwrap();
+    }
+}
+
+#[test]
+fn files_of_another_model_are_not_downloaded_again() {
+    let (registry, commands) = hub(&files());
+    let folder = commands.root().with_file_name("folder");
+    let mut own = files();
+    own[2].1 = br#"{"architectures":["BertModel"],"model_type":"BERT"}"#.to_vec();
+    write(&folder, &own);
+    commands.run(&["import", folder.to_str().unwrap()]).succeeds();
+    let done = last_line(commands.run(&["pull", NAME]));
+    // The configuration has the size of the one that is stored, and another content.
+    assert_eq!(done["downloaded_bytes"], files()[2].1.len() as u64, "{done}");
+    let requests = registry.requests();
+    assert_eq!(requests.iter().filter(|request| request.path.contains("/resolve/")).count(), 1);
+    check_export(&commands, NAME, &TAKEN, &files());
+}
+
+#[test]
+fn pull_updates_what_was_imported_from_the_hubs_cache() {
+    let (registry, commands) = hub(&files());
+    let cache = commands.root().with_file_name("hub");
+    let repository = cache.join("models--org--folder");
+    write(&repository.join("snapshots").join(COMMIT), &files());
+    write(&repository, &[("refs/main", COMMIT.as_bytes().to_vec())]);
+    commands.run(&["import", &format!("--from-hf={}", cache.display())]).succeeds();
+    let mut changed = files();
+    changed[2].1 = br#"{"architectures":["BertModel"],"model_type":"new!"}"#.to_vec();
+    publish(&registry, &changed);
+    let done = last_line(commands.run(&["pull", NAME]));
+    assert!(done["displaced"] != Json::Null, "{done}");
+    assert_eq!(done["downloaded_bytes"], changed[2].1.len() as u64, "{done}");
+    check_export(&commands, NAME, &TAKEN, &changed);
+    commands.run(&["undelete", NAME, "--force"]).succeeds();
+    check_export(&commands, NAME, &TAKEN, &files());
+}
+
+#[test]
+fn file_with_a_path_that_is_too_long_is_named() {
+    let long = format!("{}/z.json", "d".repeat(255));
+    let mut files: Vec<(&str, Vec<u8>)> = files();
+    files.push((&long, b"{}".to_vec()));
+    let (_registry, commands) = hub(&files);
+    let error = commands.run(&["pull", NAME]).error();
+    assert!(error.message.contains("/z.json"), "{error}");
+    commands.run(&["pull", NAME, "--exclude", "ddd*/"]).succeeds();
 }
 
 #[test]

@@ -115,6 +115,16 @@ impl Files {
         self.files.iter().map(|file| file.size)
     }
 
+    /// Without files that are known to have the same weights as others of the model.
+    pub(super) fn distinct_sizes(&self) -> impl Iterator<Item = u64> {
+        let is_again = |file: &&File| file.name.starts_with("consolidated");
+        let has_first = self
+            .files
+            .iter()
+            .any(|file| !is_again(&file) && FileFormat::SAFETENSORS.stem_of(&file.name).is_some());
+        self.files.iter().filter(move |file| !(has_first && is_again(file))).map(|file| file.size)
+    }
+
     pub(super) fn size(&self) -> u64 {
         self.sizes().fold(0, u64::saturating_add)
     }

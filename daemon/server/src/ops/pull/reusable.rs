@@ -9,16 +9,19 @@
 //! If no rule applies to the user, nothing is looked up.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read as _;
 use std::sync::{Arc, PoisonError};
 
 use blobd_registry::RemoteFile;
 use blobd_store::{BytesFrom, PartialFile, Store};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::git_id::GitId;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
+use super::MAX_GIT_BYTES;
 use crate::ops::OpError;
 use crate::ops::policy::CallerPolicy;
 
@@ -66,6 +69,46 @@ impl<'p> Reusable<'p> {
         let is_stored =
             self.store.content().stored_file_now(file)?.is_some() && self.store.content().has_file(file)?;
         Ok(is_stored && self.allows_stored(file.digest)?)
+    }
+
+    /// Stored files that have the names which git gives to some of these files. Their own digests are not known before their
+    /// content is, so each stored file of such a size is hashed.
+    pub(super) fn git_files(&self, wanted: &[RemoteFile]) -> Result<Vec<(GitId, Digest)>, OpError> {
+        /// The small files of a repository have far less in common with so many others.
+        const MAX_HASHED_BYTES: u64 = 64 << 20;
+        let content = self.store.content();
+        let mut sizes = BTreeSet::new();
+        for file in wanted.iter().filter(|file| file.git_id().is_some() && file.size() <= MAX_GIT_BYTES) {
+            if content.may_have_blob_of(file.size())? {
+                sizes.insert(file.size());
+            }
+        }
+        let (mut found, mut seen, mut hashed) = (Vec::new(), BTreeSet::new(), 0_u64);
+        if sizes.is_empty() {
+            return Ok(found);
+        }
+        for tag in self.store.names().all_summaries()? {
+            let Ok(manifest) = &tag.manifest else { continue };
+            for digest in manifest.files.iter().filter(|digest| seen.insert(**digest)) {
+                let Some(size) = content.blob_size(*digest)?.filter(|size| sizes.contains(size)) else {
+                    continue;
+                };
+                hashed = hashed.saturating_add(size);
+                if hashed > MAX_HASHED_BYTES {
+                    return Ok(found);
+                }
+                found.extend(self.git_id_of(*digest, size).map(|id| (id, *digest)));
+            }
+        }
+        Ok(found)
+    }
+
+    /// `None` for a blob that cannot be read, or is damaged: then the file is downloaded.
+    fn git_id_of(&self, blob: Digest, size: u64) -> Option<GitId> {
+        let mut bytes = Vec::new();
+        let file = self.store.content().open_blob(blob, size).ok()?;
+        file.take(size).read_to_end(&mut bytes).ok()?;
+        (Digest::of(&bytes) == blob).then(|| GitId::of(&bytes))
     }
 
     /// Whether a stored file is one of a model that the user may read.

@@ -130,6 +130,7 @@ pub(super) fn with_stored_versions(
         return Ok(RemoteModel::Files { files, origin, chosen });
     }
     let versions = pull.store.names().file_versions(&urls)?;
+    let stored = reusable.git_files(&files)?;
     let unchanged = |file: RemoteFile| {
         let version = version_of(&file);
         let is_it = |known: &&FileVersion| {
@@ -138,6 +139,8 @@ pub(super) fn with_stored_versions(
                 && Some(&known.validator) == version.as_ref()
         };
         let digest = version.as_ref().and_then(|_| versions.iter().find(is_it)).map(|known| known.digest);
+        let named = |id| stored.iter().find(|(known, _)| *known == id).map(|(_, digest)| *digest);
+        let digest = digest.or_else(|| file.git_id().and_then(named));
         let (media_type, size) = (file.media_type().clone(), file.size());
         let stored = digest.map(|digest| reusable.has_file(&Descriptor { media_type, digest, size }));
         let digest = digest.filter(|_| matches!(stored, Some(Ok(true))));

@@ -282,6 +282,29 @@ fn name_that_was_pulled_by_its_digest_is_updated_by_a_pull_of_that_name_alone() 
 }
 
 #[test]
+fn copy_is_updated_by_its_own_user_from_the_source_that_another_program_names() {
+    let (_folder, store) = new_store();
+    let copy = |reference: &str, origin: &str| {
+        let mut ingest = ingest(&store, rule(ANN), Verb::Import);
+        ingest.add_bytes(b"one").unwrap();
+        ingest.commit(&name(reference), &manifest(b"one"), Some(origin)).unwrap();
+    };
+    copy("x:8b", "copy registry.ollama.ai/library/x:8b in ollama");
+    copy("mine", "copy x:8b");
+    let own_name = |uid| NameRule { is_own_name: true, ..pulling(uid, "x:8b") };
+    let error = pull(&store, own_name(BOB), "x:8b", b"two").unwrap_err();
+    assert!(matches!(error, StoreError::NameOfAnother { .. }), "anybody can claim a source: {error}");
+    let error = pull(&store, pulling(ANN, "x:8b"), "mine", b"two").unwrap_err();
+    assert!(matches!(error, StoreError::NameTaken { .. }), "{error}");
+    let error =
+        pull(&store, NameRule { is_own_name: true, ..pulling(ANN, "y") }, "x:8b", b"two").unwrap_err();
+    assert!(matches!(error, StoreError::NameTaken { .. }), "{error}");
+    pull(&store, own_name(ANN), "x:8b", b"two").unwrap();
+    assert_eq!(trash(&store), [("x:8b".to_owned(), manifest(b"one").digest())]);
+    pull(&store, own_name(ANN), "x:8b", b"three").unwrap();
+}
+
+#[test]
 fn name_that_is_pulled_unchanged_follows_the_source_from_then_on() {
     let (_folder, store) = new_store();
     give(&store, rule(ANN), "x:8b", b"one").unwrap();
