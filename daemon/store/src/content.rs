@@ -49,6 +49,7 @@ pub struct Content {
     /// `manifests/`, for surveys: what decides about a removal lists it anew.
     pub(crate) manifests: Arc<name_tree::NameTree>,
     pins: name_tree::NameTree,
+    record_sizes: other_files::RecordSizes,
     /// `blobs/`, opened when it is first needed.
     blobs: OnceLock<Directory>,
     pub(crate) recipes: recipe_cache::RecipeCache,
@@ -79,6 +80,7 @@ impl Content {
             counts: Mutex::default(),
             manifests: Arc::default(),
             pins: name_tree::NameTree::default(),
+            record_sizes: other_files::RecordSizes::default(),
             blobs: OnceLock::new(),
             recipes: recipe_cache::RecipeCache::default(),
             internal_reads: internal_reads::InternalReads::default(),

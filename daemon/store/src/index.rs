@@ -14,6 +14,7 @@
 //! |---|---|
 //! | `catalog` | the tables in memory |
 //! | `usage` | the space that models use, counted over the catalog |
+//! | `last_count` | the last counts, which stay valid until something changes |
 //! | `payers` | who pays for which blob and recipe, counted likewise |
 //! | `sharing` | the space that models share, each with each other and all of them, counted likewise |
 //! | `state` | the state shared by threads: catalog, changes in progress, times of the directories; the state of one name on disk |
@@ -34,6 +35,7 @@ use crate::{StoreError, lock};
 mod catalog;
 mod database;
 mod encoding;
+mod last_count;
 mod marker;
 mod payers;
 mod scan;
@@ -46,6 +48,7 @@ mod writer;
 
 pub use catalog::Catalog;
 pub use database::ModelUse;
+pub use last_count::UsageInputs;
 pub use payers::{Claim, ClaimKind, Payers, UserShare, user_shares};
 pub use sharing::{SharedPart, Sharing};
 pub use state::StoreIndex;
@@ -154,6 +157,20 @@ impl StoreIndex {
             self.start();
         }
         Ok(Differences { blob_count, recipe_count, count })
+    }
+
+    /// Counts the space that these use, or returns the last count if nothing has changed.
+    pub fn usage(&self, catalog: &Catalog, inputs: &UsageInputs) -> Result<Arc<Usage>, UnreadableRecipe> {
+        self.last_counts.usage(catalog, inputs)
+    }
+
+    /// Divides what the models share, as [`SharedPart::count`] does, or returns the last result if nothing has changed.
+    pub fn shared_parts(
+        &self,
+        catalog: &Catalog,
+        models: &Vec<Arc<[Digest]>>,
+    ) -> Result<Arc<Vec<SharedPart>>, UnreadableRecipe> {
+        self.last_counts.shared_parts(catalog, models)
     }
 
     /// The state of the index.

@@ -66,7 +66,7 @@ impl From<OpError> for ErrorBody {
 
 impl Caller {
     pub(super) async fn answer<T: Serialize + Sync>(&self, value: &T) -> Answer<T> {
-        match small_json(value)? {
+        match small_json(value, UNCOUNTED_BYTES)? {
             Ok(json) => Ok(document(json, None)),
             Err(length) => {
                 let memory = self.memory(length).await?;
@@ -94,9 +94,8 @@ impl Caller {
         let reserved = memory.as_ref().map_or(0, |memory| memory.units() << 10);
         let make = move |daemon: &Daemon| {
             let value = work(daemon)?;
-            Ok(match small_json(&value)? {
+            Ok(match small_json(&value, reserved.max(UNCOUNTED_BYTES))? {
                 Ok(json) => Made::Json(json),
-                Err(length) if length <= reserved => Made::Json(json_of(&value, length)?),
                 Err(length) => Made::Uncounted(value, length),
             })
         };
@@ -161,15 +160,16 @@ pub(super) fn reduced(mut memory: Option<Permit>, bytes: usize) -> Option<Permit
     memory.filter(|_| bytes > UNCOUNTED_BYTES)
 }
 
-/// The JSON of a value, or its length if it must be counted before it is made.
-fn small_json(value: &impl Serialize) -> Result<Result<Vec<u8>, usize>, OpError> {
-    let mut start = Start::default();
+/// The JSON of a value, or its length if that is more than `limit`, so that it must be counted before it is made.
+fn small_json(value: &impl Serialize, limit: usize) -> Result<Result<Vec<u8>, usize>, OpError> {
+    let mut start = Start { limit, ..Start::default() };
     serde_json::to_writer(&mut start, value).map_err(|error| OpError::Internal(error.to_string()))?;
-    Ok(if start.length <= UNCOUNTED_BYTES { Ok(start.bytes) } else { Err(start.length) })
+    start.bytes.shrink_to_fit();
+    Ok(if start.length <= limit { Ok(start.bytes) } else { Err(start.length) })
 }
 
 pub(super) fn json_length(value: &impl Serialize) -> Result<usize, OpError> {
-    small_json(value).map(|json| json.map_or_else(|length| length, |json| json.len()))
+    small_json(value, 0).map(|json| json.map_or_else(|length| length, |json| json.len()))
 }
 
 /// The JSON of a value whose length is known, so that it needs no more memory than that.
@@ -184,13 +184,17 @@ pub(super) fn json_of(value: &impl Serialize, length: usize) -> Result<Vec<u8>, 
 struct Start {
     bytes: Vec<u8>,
     length: usize,
+    /// The most bytes that are kept.
+    limit: usize,
 }
 
 impl io::Write for Start {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.length = self.length.saturating_add(bytes.len());
-        if self.length <= UNCOUNTED_BYTES {
+        if self.length <= self.limit {
             self.bytes.extend_from_slice(bytes);
+        } else {
+            self.bytes = Vec::new();
         }
         Ok(bytes.len())
     }

@@ -18,15 +18,19 @@ pub fn list(store: &Store) -> Result<ModelList, OpError> {
     let pinned =
         |tag: &TagSummary| has_pins && tag.lower.is_none() && store.names().is_pinned(&tag.reference);
     let summaries = store.names().all_summaries()?;
-    let mut models: Vec<_> =
-        summaries.iter().map(|tag| ModelSummary { pinned: pinned(tag), ..summary(tag) }).collect();
+    // Sorted before they are made: they are large.
+    let mut named: Vec<_> = summaries.iter().map(|tag| (tag.reference.short(), tag)).collect();
+    named.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut models = Vec::with_capacity(named.len());
+    for (name, tag) in &mut named {
+        models.push(ModelSummary { pinned: pinned(tag), ..summary(std::mem::take(name), tag) });
+    }
     let damaged = store.content().damaged();
     if !damaged.is_empty() {
-        for (tag, model) in summaries.iter().zip(&mut models) {
+        for ((_, tag), model) in named.iter().zip(&mut models) {
             note_damage(store, tag, model, &damaged)?;
         }
     }
-    models.sort_by(|a, b| a.name.cmp(&b.name));
     let read_only = store.content().read_only_reason().map(Cow::into_owned);
     Ok(ModelList { models, read_only, lower_stores: lower_stores(store) })
 }
@@ -56,10 +60,10 @@ fn note_damage(
     Ok(())
 }
 
-fn summary(tag: &TagSummary) -> ModelSummary {
+fn summary(name: String, tag: &TagSummary) -> ModelSummary {
     let manifest = tag.manifest.as_ref();
     ModelSummary {
-        name: tag.reference.short(),
+        name,
         digest: manifest.map_or_else(|_| Digest::of(b""), |manifest| manifest.digest),
         size: manifest.map_or(0, |manifest| manifest.size),
         kind: tag.kind,

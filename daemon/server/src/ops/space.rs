@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use blobd_store::gc::{GcPlan, Node, Owner, check_models, evictable_bytes, walk_beside_tags};
-use blobd_store::index::{Catalog, ModelShare, UnreadableRecipe, Usage, UsageCounter};
+use blobd_store::index::{Catalog, ModelShare, UnreadableRecipe, Usage, UsageInputs};
 use blobd_store::{ManifestSummary, Store, StoreError, TagSummary, VisitedFiles};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
@@ -103,7 +103,7 @@ impl Model {
 }
 
 struct Totals {
-    measured: Usage,
+    measured: Arc<Usage>,
     /// The files of the unfinished downloads, in the order of [`Usage::download_bytes`].
     downloads: Vec<Digest>,
     physical_bytes: u64,
@@ -124,17 +124,18 @@ fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreError> {
     })?;
     // Data that several downloads need counts for the first of them.
     downloads.sort_unstable_by_key(|(file, _)| *file);
+    let inputs = UsageInputs { models: files(models), trash, leased, downloads };
     let sum = |catalog: &Catalog| -> Result<Totals, UnreadableRecipe> {
-        let mut counter = UsageCounter::new(catalog);
-        models.iter().try_for_each(|model| counter.add(&model.manifest.files))?;
-        trash.iter().try_for_each(|files| counter.add_trashed(files))?;
-        counter.keep(leased.iter().copied());
-        downloads.iter().for_each(|(_, needs)| counter.add_download(needs));
+        let measured = store.content().index().usage(catalog, &inputs)?;
         let (physical_bytes, blob_count) = (catalog.used_bytes(), catalog.blob_count());
-        let files = downloads.iter().map(|(file, _)| *file).collect();
-        Ok(Totals { measured: counter.finish(), downloads: files, physical_bytes, blob_count })
+        let downloads = inputs.downloads.iter().map(|(file, _)| *file).collect();
+        Ok(Totals { measured, downloads, physical_bytes, blob_count })
     };
     counted(store, sum)
+}
+
+fn files(models: &[Model]) -> Vec<Arc<[Digest]>> {
+    models.iter().map(|model| Arc::clone(&model.manifest.files)).collect()
 }
 
 /// Counts over the catalog. Fails when a recipe cannot be read.

@@ -101,8 +101,8 @@ impl NameTree {
     pub(crate) fn visit(&self, root: &Directory, visitor: &mut Visitor<'_>) -> Result<(), StoreError> {
         let before = lock(&self.known).clone();
         let now =
-            Visit { root, visitor }.directory(before.as_deref(), Path::new(""), &root.own_status()?, 0)?;
-        *lock(&self.known) = Some(Arc::new(now));
+            Visit { root, visitor }.directory(before.as_ref(), Path::new(""), &root.own_status()?, 0)?;
+        *lock(&self.known) = Some(now);
         Ok(())
     }
 }
@@ -127,14 +127,20 @@ struct Visit<'v, 'f> {
 impl Visit<'_, '_> {
     fn directory(
         &mut self,
-        before: Option<&Listing>,
+        before: Option<&Arc<Listing>>,
         path: &Path,
         status: &FileStatus,
         depth: usize,
-    ) -> Result<Listing, StoreError> {
+    ) -> Result<Arc<Listing>, StoreError> {
         // Taken before the directory is listed: a change in between is seen the next time.
         let stamp = status.settled_stamp();
         let unchanged = before.filter(|before| stamp.is_some() && before.stamp == stamp);
+        if let Some(known) = unchanged.filter(|_| depth == DEPTH) {
+            for entry in &*known.entries {
+                (self.visitor)(Found::Entry(entry))?;
+            }
+            return Ok(Arc::clone(known));
+        }
         let entries = match unchanged {
             Some(known) => Arc::clone(&known.entries),
             None => list(self.root, path, depth)?,
@@ -146,25 +152,25 @@ impl Visit<'_, '_> {
                     Some(known) => known.below(place),
                     None => before.and_then(|before| before.find_below(&entry.path)),
                 };
-                *below = self.subdirectory(before.map(Arc::as_ref), &entry.path, depth + 1)?;
+                *below = self.subdirectory(before, &entry.path, depth + 1)?;
             } else {
                 (self.visitor)(Found::Entry(entry))?;
             }
         }
-        Ok(Listing { stamp, entries, below })
+        Ok(Arc::new(Listing { stamp, entries, below }))
     }
 
     /// `None` if there is no such directory any more, or it cannot be read.
     fn subdirectory(
         &mut self,
-        before: Option<&Listing>,
+        before: Option<&Arc<Listing>>,
         path: &Path,
         depth: usize,
     ) -> Result<Option<Arc<Listing>>, StoreError> {
         let Some(status) = self.root.status(path)?.filter(FileStatus::is_dir) else { return Ok(None) };
         (self.visitor)(Found::Directory(status))?;
         match self.directory(before, path, &status, depth) {
-            Ok(listing) => Ok(Some(Arc::new(listing))),
+            Ok(listing) => Ok(Some(listing)),
             Err(error) => (self.visitor)(Found::Unreadable(error)).map(|()| None),
         }
     }

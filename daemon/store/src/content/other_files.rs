@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
+use tracing_mutex::stdsync::Mutex;
 
 use crate::content::Content;
 use crate::content::directories::RECORDS;
 use crate::content::name_tree::{NameTree, VisitedFiles};
-use crate::root::{Directory, Entry, FileStatus};
-use crate::{FileSystem, StoreError};
+use crate::root::{Directory, Entry, FileStatus, Stamp};
+use crate::{FileSystem, StoreError, lock};
 
 /// The most paths of foreign files that are kept, to name them.
 const MAX_FOREIGN_PATHS: usize = 3;
@@ -86,7 +87,8 @@ impl Content {
         manifests: &VisitedFiles,
     ) -> Result<OtherFiles, StoreError> {
         let (file_system, found) = (self.file_system, OtherFiles::default());
-        let mut tally = Tally { file_system, manifests, pins: &self.pins, counted, found };
+        let (pins, record_sizes) = (&self.pins, &self.record_sizes);
+        let mut tally = Tally { file_system, manifests, pins, record_sizes, counted, found };
         tally.root(&self.root.existing_directory("")?)?;
         for path in self.index.foreign_entries()? {
             if let Some(parent) = path.parent()
@@ -101,10 +103,21 @@ impl Content {
     }
 }
 
+/// The bytes on disk of directories that have only records, with the stamp that each had before it was counted.
+#[derive(Debug, Default)]
+pub(super) struct RecordSizes(Mutex<BTreeMap<String, (Stamp, u64)>>);
+
+impl RecordSizes {
+    fn find(&self, directory: &str, stamp: Stamp) -> Option<u64> {
+        lock(&self.0).get(directory).filter(|(of, _)| *of == stamp).map(|(_, bytes)| *bytes)
+    }
+}
+
 struct Tally<'c> {
     file_system: FileSystem,
     manifests: &'c VisitedFiles,
     pins: &'c NameTree,
+    record_sizes: &'c RecordSizes,
     /// Device and inode of the files with several names that were counted.
     counted: HashSet<(u64, u64)>,
     found: OtherFiles,
@@ -141,13 +154,7 @@ impl Tally<'_> {
                 Ok(())
             }
             layout::PINS => self.pins.files(directory).map(|pins| self.tags(&pins, directory, path)),
-            layout::ORIGINS | layout::HISTORY => each(directory, |name, status| {
-                if record(name).is_some() && status.is_file() {
-                    self.found.records += self.own(status);
-                } else {
-                    self.foreign(directory, name, status, path.join(name));
-                }
-            }),
+            layout::ORIGINS | layout::HISTORY => self.records(name, directory),
             layout::TRASH => each(directory, |name, status| match record(name) {
                 Some(record) if status.is_file() => {
                     let bytes = self.own(status);
@@ -177,6 +184,31 @@ impl Tally<'_> {
                 Ok(())
             }
         };
+    }
+
+    /// Counts a directory of records. It is counted again only if it has changed: records are replaced, not written to.
+    fn records(&mut self, name: &str, directory: &Directory) -> Result<(), StoreError> {
+        // Taken before the directory is listed: a change in between is seen the next time.
+        let stamp = directory.own_status()?.settled_stamp();
+        if let Some(bytes) = stamp.and_then(|stamp| self.record_sizes.find(name, stamp)) {
+            self.found.records += bytes;
+            return Ok(());
+        }
+        let (mut bytes, mut are_all_plain) = (0_u64, true);
+        each(directory, |file, status| {
+            let is_record = record(file).is_some() && status.is_file();
+            are_all_plain &= is_record && status.links() == 1;
+            if is_record {
+                bytes = bytes.saturating_add(self.own(status));
+            } else {
+                self.foreign(directory, file, status, Path::new(name).join(file));
+            }
+        })?;
+        self.found.records += bytes;
+        if let Some(stamp) = stamp.filter(|_| are_all_plain) {
+            lock(&self.record_sizes.0).insert(name.to_owned(), (stamp, bytes));
+        }
+        Ok(())
     }
 
     /// Counts a tree with a file per tag.

@@ -78,6 +78,10 @@ pub(super) struct RecipeFacts {
     pub(super) needs: Option<Vec<Digest>>,
 }
 
+/// Differs for two states of a catalog of this process unless they are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CatalogVersion([u64; 4]);
+
 /// Rows per page, the unit of storage in the database: a page stays below 4 KiB.
 pub(super) const PAGE_ROWS: usize = 80;
 
@@ -93,6 +97,11 @@ impl Catalog {
     /// Changes whenever anything but an addition of a blob or recipe has changed the catalog.
     pub(super) const fn removals(&self) -> u64 {
         self.removals
+    }
+
+    /// Additions alone raise the counts.
+    pub(super) fn version(&self) -> CatalogVersion {
+        CatalogVersion([self.removals, self.blob_count, self.recipe_count(), self.used_bytes])
     }
 
     pub(super) fn recipe_count(&self) -> u64 {

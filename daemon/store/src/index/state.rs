@@ -12,6 +12,7 @@ use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
 
 use super::catalog::{BlobFacts, Catalog, RecipeFacts};
 use super::database::{LastUse, RECORDED_SINCE, Uses, now};
+use super::last_count::LastCounts;
 use super::marker::{self, Marker, Stamps};
 use crate::disk::Root;
 use crate::node::{Node, read_outline};
@@ -37,6 +38,8 @@ pub struct StoreIndex {
     pub(super) has_marker: Mutex<bool>,
     /// How often it was built from the files, or compared with them.
     pub(crate) rebuilds: AtomicU64,
+    /// Locked while `state` is, never before it.
+    pub(super) last_counts: LastCounts,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +102,7 @@ impl StoreIndex {
             entry_locks: std::array::from_fn(|_| Mutex::default()),
             has_marker: Mutex::new(true),
             rebuilds: AtomicU64::default(),
+            last_counts: LastCounts::default(),
         })
     }
 

@@ -5,10 +5,12 @@
 //! because another change may have happened in the same tick.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter::Peekable;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
+use std::vec::IntoIter;
 
 use blobd_model::kind::ModelKind;
 use blobd_store_format::digest::Digest;
@@ -59,7 +61,27 @@ pub struct ManifestSummary {
     pub digest: Digest,
     /// The sum of its files' sizes in bytes.
     pub size: u64,
-    pub files: Box<[Digest]>,
+    pub files: Arc<[Digest]>,
+}
+
+/// The summaries of an earlier list, in the order of a visit. Each is taken at most once, in that order.
+struct Earlier(Peekable<IntoIter<(Stamp, Arc<TagSummary>)>>);
+
+impl Earlier {
+    /// The summary of the tag at `path`, if there is one. Those before it are dropped: their tags are gone.
+    fn take(&mut self, path: &Path, reference: &Reference) -> Option<(Stamp, Arc<TagSummary>)> {
+        loop {
+            let (_, tag) = self.0.peek()?;
+            if tag.reference == *reference {
+                return self.0.next();
+            }
+            let place = layout::manifest(&tag.reference);
+            if place.strip_prefix(layout::MANIFESTS).is_ok_and(|place| place > path) {
+                return None;
+            }
+            self.0.next();
+        }
+    }
 }
 
 impl ListingSize {
@@ -80,7 +102,8 @@ pub(crate) struct Summaries {
 
 #[derive(Debug, Default)]
 struct Known {
-    tags: BTreeMap<Reference, (Stamp, Arc<TagSummary>)>,
+    /// In the order of a visit: that of their paths.
+    tags: Vec<(Stamp, Arc<TagSummary>)>,
     /// The stamps of `origins/` and `history/` before the tags were read: no origin is new while they are the same.
     records: Option<[Stamp; 2]>,
 }
@@ -148,7 +171,8 @@ impl Summaries {
         files: &mut VisitedFiles,
     ) -> Result<Vec<Arc<TagSummary>>, StoreError> {
         let (mut known, mut found) = (lock(&self.known), Vec::new());
-        let mut before = std::mem::take(&mut *known);
+        let before = std::mem::take(&mut *known);
+        let mut earlier = Earlier(before.tags.into_iter().peekable());
         let records = stamps_of_records(root)?;
         let has_new_records = records.is_none() || records != before.records;
         let place = lower.as_ref().map(|lower| lower.place.clone());
@@ -158,7 +182,7 @@ impl Summaries {
             files.add(entry, status);
             let Some(reference) = &entry.reference else { return Ok(()) };
             let stamp = status.settled_stamp();
-            let kept = before.tags.remove(reference).filter(|(before, _)| Some(*before) == stamp);
+            let kept = earlier.take(&entry.path, reference).filter(|(before, _)| Some(*before) == stamp);
             let summary = match kept {
                 // An origin may have been recorded since. One that is recorded changes only with the tag's file.
                 Some((_, summary)) if !has_new_records || !summary.has_new_origin(root) => summary,
@@ -167,7 +191,7 @@ impl Summaries {
                     Some(summary) => Arc::new(TagSummary { lower: place.clone(), ..summary }),
                 },
             };
-            known.tags.extend(stamp.map(|stamp| (reference.clone(), (stamp, Arc::clone(&summary)))));
+            known.tags.extend(stamp.map(|stamp| (stamp, Arc::clone(&summary))));
             found.push(summary);
             Ok(())
         };
@@ -376,6 +400,25 @@ mod tests {
         assert_eq!(third[1].manifest.as_ref().unwrap().digest, manifest(&[b"another"]).digest());
         std::fs::remove_file(store.path(&path)).unwrap();
         assert_eq!(listed(&store).0.len(), 1);
+    }
+
+    #[test]
+    fn summaries_are_kept_when_other_tags_appear_and_disappear() {
+        let (_folder, store) = new_store();
+        for name in ["b", "d", "f:1", "f:2", "x/y", "x/y:z"] {
+            add(&store, name);
+        }
+        let (first, _) = listed(&store);
+        for name in ["a", "c", "e", "f", "x/z"] {
+            add(&store, name);
+        }
+        std::fs::remove_file(store.path(layout::manifest(&name("d")))).unwrap();
+        std::fs::remove_file(store.path(layout::manifest(&name("f:1")))).unwrap();
+        let (second, _) = listed(&store);
+        assert_eq!(second.len(), 9);
+        let kept = |tag: &Arc<TagSummary>| second.iter().any(|other| Arc::ptr_eq(tag, other));
+        let kept: Vec<_> = first.iter().filter(|tag| kept(tag)).map(|tag| tag.reference.clone()).collect();
+        assert_eq!(kept, ["b", "f:2", "x/y", "x/y:z"].map(name));
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub(crate) fn partials(store: &Store, transfers: &Transfers) -> Result<Unfinishe
 fn published_bytes(store: &Store) -> BTreeMap<Digest, u64> {
     let measured = Model::all(store).and_then(|models| measure(store, &models));
     let Ok(totals) = measured else { return BTreeMap::new() };
-    totals.downloads.into_iter().zip(totals.measured.download_bytes).collect()
+    totals.downloads.into_iter().zip(totals.measured.download_bytes.iter().copied()).collect()
 }
 
 /// Whether a pull transfers the file, or still needs what it has received of it.

@@ -1,6 +1,7 @@
 //! `df`: reports disk usage, whose rows are disjoint parts that add up to what the store's directory takes on disk.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::thread::{self, ScopedJoinHandle};
 
 use blobd_client::protocol::space::{DiskUsage, ModelUsage, UsageKind, UsageRow};
@@ -80,7 +81,7 @@ struct Counted {
     /// The collection of all unneeded data.
     plan: GcPlan,
     /// What several models need; empty if that was not asked for.
-    shared: Vec<SharedPart>,
+    shared: Arc<Vec<SharedPart>>,
 }
 
 /// Lists other files, sums what the models need, and finds what they share, each on a thread of its own.

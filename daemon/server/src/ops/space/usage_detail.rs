@@ -1,19 +1,21 @@
 //! The details of `df`: the data that models share, unfinished downloads with their users, and the quarantine.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use blobd_client::protocol::space::{DiskUsage, QuarantinedBlob, SharedPart, SharedWith};
 use blobd_store::{ListingSize, Store, StoreError, index};
-use blobd_store_format::digest::Digest;
 
-use super::{Model, counted};
+use super::{Model, counted, files};
 use crate::names::Names;
 use crate::ops::{OpError, rfc3339};
 
 const MAX_NAMES: usize = 1000;
 /// The most parts that are listed: the names of all models of all parts could be very many.
 const MAX_PARTS: usize = 1000;
+/// What more models share is not compared for each pair of them: ten thousand models can all have the same license.
+const MAX_COMPARED: usize = 256;
 /// The most entries in the lists of all models together: a response of about ten megabytes.
 const MAX_SHARERS: usize = 100_000;
 
@@ -29,9 +31,12 @@ pub(crate) fn detail_bytes(listing: ListingSize, limit: usize) -> usize {
 }
 
 /// Finds the data that several of the models need.
-pub(super) fn shared_parts(store: &Store, models: &[Model]) -> Result<Vec<index::SharedPart>, StoreError> {
-    let files: Vec<&[Digest]> = models.iter().map(|model| &*model.manifest.files).collect();
-    counted(store, |catalog| index::SharedPart::count(catalog, &files))
+pub(super) fn shared_parts(
+    store: &Store,
+    models: &[Model],
+) -> Result<Arc<Vec<index::SharedPart>>, StoreError> {
+    let files = files(models);
+    counted(store, |catalog| store.content().index().shared_parts(catalog, &files))
 }
 
 /// Adds the details to `usage`; `parts` is what the models share. A list has at most `limit` names.
@@ -84,9 +89,22 @@ fn add_sharers(parts: &[index::SharedPart], names: &[String], limit: usize, usag
 
 fn sharers(model: usize, parts: &[&index::SharedPart], names: &[String], most: usize) -> Vec<SharedWith> {
     let mut bytes: BTreeMap<usize, u64> = BTreeMap::new();
-    for part in parts {
+    let (small, large): (Vec<&index::SharedPart>, Vec<_>) =
+        parts.iter().partition(|part| part.models.len() <= MAX_COMPARED);
+    for part in &small {
         for other in part.models.iter().filter(|other| **other != model) {
             let sum = bytes.entry(*other).or_default();
+            *sum = sum.saturating_add(part.bytes);
+        }
+    }
+    // Those that share nothing smaller with this one differ only if large parts overlap, so the first ones are enough.
+    for part in &large {
+        let others = part.models.iter().filter(|other| **other != model && !bytes.contains_key(other));
+        let first: Vec<usize> = others.take(most).copied().collect();
+        bytes.extend(first.into_iter().map(|other| (other, 0)));
+    }
+    for part in &large {
+        for (_, sum) in bytes.iter_mut().filter(|(other, _)| part.models.binary_search(other).is_ok()) {
             *sum = sum.saturating_add(part.bytes);
         }
     }
@@ -109,4 +127,24 @@ fn add_downloads(store: &Store, usage: &mut DiskUsage) -> Result<(), OpError> {
         row.user = found.and_then(|download| download.about.as_ref()).map(|about| users.user_id(about.uid));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_that_share_the_most_come_first_however_many_share_a_part() {
+        let names: Vec<String> = (0..2000).map(|number| format!("m{number:04}")).collect();
+        let part = |models: &[usize], bytes| index::SharedPart { models: models.to_vec(), bytes };
+        let (all, even): (Vec<usize>, Vec<usize>) = ((0..2000).collect(), (0..2000).step_by(2).collect());
+        let parts = [part(&all, 5), part(&even, 100), part(&[0, 9, 1998], 3), part(&[0, 11], 4)];
+        let parts: Vec<&index::SharedPart> = parts.iter().collect();
+        let found = sharers(0, &parts, &names, 4);
+        let found: Vec<_> = found.iter().map(|shared| (shared.name.as_str(), shared.bytes)).collect();
+        assert_eq!(found, [("m1998", 108), ("m0002", 105), ("m0004", 105), ("m0006", 105)]);
+        let odd = sharers(9, &[parts[0], parts[2]], &names, 3);
+        let odd: Vec<_> = odd.iter().map(|shared| (shared.name.as_str(), shared.bytes)).collect();
+        assert_eq!(odd, [("m0000", 8), ("m1998", 8), ("m0001", 5)]);
+    }
 }

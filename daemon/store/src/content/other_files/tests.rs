@@ -179,3 +179,29 @@ fn directories_are_entered_down_to_a_limit() {
     assert!(inside >= outside + 5000, "{inside} and {outside}");
     assert_eq!(outside, count(&store).audit);
 }
+
+#[test]
+fn records_are_inspected_again_after_a_change_of_their_directory_only() {
+    let (_folder, store) = store_with_a_model();
+    let path = |number: u8| layout::origin(Digest::of(&[number]));
+    let write = |number| write(&store, path(number).to_str().unwrap(), 9);
+    let settle = || std::thread::sleep(std::time::Duration::from_millis(80));
+    write(1);
+    settle();
+    let first = count(&store);
+    assert_eq!(count(&store), first);
+    assert!(!lock(&store.content.record_sizes.0).is_empty());
+    let added = write(2);
+    assert_eq!(count(&store).records, first.records + added);
+    settle();
+    fs::remove_file(store.path(path(1))).unwrap();
+    assert!(count(&store).records < first.records + added);
+    // A file that has two names must be counted once, so its directory is listed each time.
+    settle();
+    fs::hard_link(store.path(path(2)), store.path("staging/other")).unwrap();
+    fs::rename(store.path(path(2)), store.path(path(3))).unwrap();
+    settle();
+    lock(&store.content.record_sizes.0).clear();
+    count(&store);
+    assert!(!lock(&store.content.record_sizes.0).contains_key(layout::ORIGINS));
+}
