@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Decodes every number format; written from docs/FORMATS.md alone: `formats.py DOCS FOLDER`
 
-FOLDER has a file `TYPE.blocks` for each type, or files `NAME.safetensors` with a quantised tensor `w` of a model
-with one layer per tensor. The numbers of each are written to `….numbers` as binary32, little-endian. The tables are
+FOLDER has a file `TYPE.blocks` for each ggml type, files `TYPE.elements` for the small floats of safetensors, or files
+`NAME.safetensors` with a quantised tensor `w` of a model with one layer per tensor. The numbers of each are written to `….numbers` as binary32, little-endian. The tables are
 read from DOCS. Needs nothing but Python. A test compares the numbers with those of `blobd tensor`: where they differ,
 or where this file needs a fact that the document lacks, the document is wrong.
 """
@@ -17,6 +17,8 @@ import sys
 # The tables of the document: of 16 values each, and the entries of each codebook.
 K4 = []
 E2M1 = []
+# Bits of exponent and mantissa, and the bias, of each small float.
+FLOATS = {}
 GRIDS = {}
 
 
@@ -29,6 +31,11 @@ def main() -> None:
         values = [int(value) for value in values.split(",")]
         lines = (docs / path).read_text().splitlines()
         GRIDS[pathlib.Path(path).stem] = [[values[int(digit)] for digit in line] for line in lines]
+    for name, *numbers in re.findall(r"^\| `(F\w+)` \| (\d) \| (\d) \| (\d+) \|", document, re.MULTILINE):
+        FLOATS[name] = tuple(map(int, numbers))
+    for source in sorted(folder.glob("*.elements")):
+        data = source.read_bytes()
+        write(source, [small_float(source.stem, code) for code in codes(source.stem, data)])
     for source in sorted(folder.glob("*.blocks")):
         size, decode = TYPES[source.stem]
         data = source.read_bytes()
@@ -373,6 +380,29 @@ def e8m0(e: int) -> float:
 def e2m1(q: int) -> float:
     value = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)[bits(q, 0, 3)]
     return -value if bits(q, 3, 1) else value
+
+
+def codes(name: str, data: bytes) -> list[int]:
+    """The elements of 4, 6 or 8 bits."""
+    if name == "F4":
+        return nibbles(data)
+    if name.startswith("F6"):
+        threes = [int.from_bytes(data[at : at + 3], "little") for at in range(0, len(data), 3)]
+        return [bits(three, at, 6) for three in threes for at in (0, 6, 12, 18)]
+    return list(data)
+
+
+def small_float(name: str, code: int) -> float:
+    if name == "F8_E8M0":
+        return e8m0(code)
+    width_e, width_m, bias = FLOATS[name]
+    m, e, s = bits(code, 0, width_m), bits(code, width_m, width_e), code >> (width_m + width_e)
+    if name.endswith("FNUZ") and code == 0x80 or name == "F8_E4M3" and code & 0x7F == 0x7F:
+        return math.nan
+    if name == "F8_E5M2" and e == 31:
+        return math.nan if m else (-math.inf if s else math.inf)
+    value = 2.0 ** (e - bias) * (1 + m / 2**width_m) if e else 2.0 ** (1 - bias) * (m / 2**width_m)
+    return -value if s else value
 
 
 # Bits, elements of a group if its file does not declare them, value of a code, value of a scale of type U8.

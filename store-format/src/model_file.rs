@@ -45,7 +45,7 @@ fn extension(path: &str) -> &str {
     name.rsplit_once('.').map_or("", |(_stem, extension)| extension)
 }
 
-const PICKLES: [&str; 7] = ["bin", "ckpt", "msc", "pickle", "pkl", "pt", "pth"];
+const PICKLES: [&str; 8] = ["bin", "ckpt", "joblib", "msc", "pickle", "pkl", "pt", "pth"];
 const OTHER_WEIGHTS: [&str; 16] = [
     "dduf",
     "engine",

@@ -231,7 +231,7 @@ impl FolderPlan {
     pub fn indexed_files(&self) -> BTreeSet<&str> {
         let indexed: BTreeSet<&str> = self.indexes.iter().flat_map(ShardIndex::shards).collect();
         let taken = self.files.iter().map(|file| file.path.as_str());
-        taken.filter(|path| indexed.contains(path)).collect()
+        taken.filter(|path| indexed.contains(path) || ShardName::from_path(path).is_some()).collect()
     }
 
     /// Compares the indexes with the tensors of the files that they name: name and size of each tensor, by the path of
@@ -242,8 +242,27 @@ impl FolderPlan {
     {
         let files = files.into_iter().map(|(path, tensors)| (path, tensors.into_iter().collect()));
         let files: BTreeMap<&str, BTreeMap<&str, u64>> = files.collect();
-        self.indexes.iter().flat_map(|index| index.faults_of_tensors(&files)).collect()
+        let of_indexes = self.indexes.iter().flat_map(|index| index.faults_of_tensors(&files));
+        of_indexes.chain(repeated_tensors(&files)).collect()
     }
+}
+
+/// The tensors that two shards of one model have, at most 20 of them.
+fn repeated_tensors(files: &BTreeMap<&str, BTreeMap<&str, u64>>) -> Vec<FolderFault> {
+    const MAX_NAMED: usize = 20;
+    let (mut first_shards, mut faults) = (BTreeMap::new(), Vec::new());
+    for (path, tensors) in files {
+        let Some(shard) = ShardName::from_path(path) else { continue };
+        for tensor in tensors.keys() {
+            let first =
+                *first_shards.entry((ShardName::stem_of(path), shard.count(), *tensor)).or_insert(*path);
+            if first != *path && faults.len() < MAX_NAMED {
+                let [first, second] = [first, path].map(str::to_owned);
+                faults.push(FolderFault::TensorTwice { tensor: (*tensor).to_owned(), first, second });
+            }
+        }
+    }
+    faults
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,10 +2,9 @@
 
 use std::borrow::Cow;
 
-use blobd_model::diff::{Change, TensorPair, diff_tensors};
-use blobd_model::quant::{relative_rms_error, swap_bytes};
-use blobd_store_format::gguf::{ByteOrder, GgmlType};
-use blobd_store_format::recipe::TensorEntry;
+use blobd_model::diff::{Change, DiffTensor, TensorPair, diff_tensors};
+use blobd_model::quant::{ElementType, relative_rms_error, swap_bytes};
+use blobd_store_format::gguf::ByteOrder;
 use clap::Args;
 
 use self::report::Report;
@@ -22,9 +21,10 @@ mod side;
 /// Show how two models differ: tensors, metadata and texts
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Tensors are compared by name. Shared bytes are on disk once, whatever their names. If a model is
+    after_help = "Tensors are compared by name. Shared bytes are on disk once, whatever their names: a tensor that
+both models have, but not under one name, is renamed; so are the experts of a stack. If a model is
 not in the store, only its header is fetched: types, shapes and metadata are compared, contents
-are not.
+are not. Numbers are those of the type: scales in tensors of their own are not applied.
 
 Examples:
   blobd diff llama3:8b-q4_K_M llama3:8b-q4_K_S
@@ -62,6 +62,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         let report = Report::new(&a, &b, &diff).without_contents();
         return print_result(global, &report, render::render);
     }
+    diff.find_renamed();
     find_equal(connected, &a, &b, &mut diff.tensors)?;
     let mut report = Report::new(&a, &b, &diff);
     if params.values {
@@ -94,8 +95,8 @@ fn find_equal(
     Ok(())
 }
 
-/// Adds the relative error of each tensor that both models have with the same shape and different content. Omits
-/// tensors without known values, models that are not GGUF, and names that a model has twice.
+/// Adds the relative error of each tensor that both models have with the same shape and different content, and counts
+/// those that have none: types without known numbers, numbers that are not finite, and tensors that cannot be opened.
 fn add_errors(
     connected: Option<&Connected>,
     a: &Side,
@@ -104,14 +105,14 @@ fn add_errors(
     report: &mut Report,
     is_quiet: bool,
 ) -> Result<(), ErrorBody> {
-    if a.header.is_none() || b.header.is_none() {
-        return Ok(());
-    }
+    let has_other_numbers = |pair: &TensorPair<'_>| matches!(pair.change, Change::Changed | Change::Retyped);
+    let mut without_error = pairs.iter().filter(|pair| has_other_numbers(pair)).count() as u64;
+    report.without_error = Some(without_error);
     let rows = pairs.iter().zip(&mut report.tensors);
-    let compared: Vec<_> = rows
-        .filter(|(pair, _)| matches!(pair.change, Change::Changed | Change::Retyped))
-        .filter(|(pair, _)| a.is_unique(pair.name()) && b.is_unique(pair.name()))
-        .collect();
+    let opens = |pair: &TensorPair<'_>| {
+        pair.a.is_some_and(|of_a| a.opens(of_a)) && pair.b.is_some_and(|of_b| b.opens(of_b))
+    };
+    let compared: Vec<_> = rows.filter(|(pair, _)| has_other_numbers(pair) && opens(pair)).collect();
     if compared.is_empty() {
         return Ok(());
     }
@@ -123,10 +124,12 @@ fn add_errors(
     for (pair, row) in compared {
         let sides = [(&first, a.byte_order()), (&second, b.byte_order())];
         row.relative_error = relative_error(sides, pair)?;
+        without_error = without_error.saturating_sub(u64::from(row.relative_error.is_some()));
         done = done.saturating_add(size(pair));
         bar.set(done, total);
     }
     bar.clear();
+    report.without_error = Some(without_error);
     Ok(())
 }
 
@@ -136,9 +139,10 @@ fn relative_error(
     pair: &TensorPair<'_>,
 ) -> Result<Option<f64>, ErrorBody> {
     let (a, b) = (a.bytes(pair.name())?, b.bytes(pair.name())?);
-    let side = |bytes, tensor: Option<&TensorEntry>, order| {
-        let ggml_type = GgmlType::from_name(&tensor?.type_name)?;
-        Some((ggml_type, little_endian(ggml_type, bytes, order)?))
+    let side = |bytes, tensor: Option<&DiffTensor>, order| {
+        let element_type = ElementType::from_name(tensor?.format, &tensor?.type_name)?;
+        let order = if tensor?.format.is_gguf() { order } else { ByteOrder::Little };
+        Some((element_type, little_endian(element_type, bytes, order)?))
     };
     let a = side(&*a, pair.a, a_order);
     let Some((b, a)) = side(&*b, pair.b, b_order).zip(a) else { return Ok(None) };
@@ -146,13 +150,11 @@ fn relative_error(
     Ok(error.filter(|error| error.is_finite()))
 }
 
-fn little_endian(ggml_type: GgmlType, bytes: &[u8], order: ByteOrder) -> Option<Cow<'_, [u8]>> {
-    match order {
-        ByteOrder::Little => Some(Cow::Borrowed(bytes)),
-        ByteOrder::Big => {
-            let mut swapped = bytes.to_vec();
-            swap_bytes(ggml_type, &mut swapped).ok()?;
-            Some(Cow::Owned(swapped))
-        }
-    }
+fn little_endian(element_type: ElementType, bytes: &[u8], order: ByteOrder) -> Option<Cow<'_, [u8]>> {
+    let (ByteOrder::Big, ElementType::Ggml(ggml_type)) = (order, element_type) else {
+        return Some(Cow::Borrowed(bytes));
+    };
+    let mut swapped = bytes.to_vec();
+    swap_bytes(ggml_type, &mut swapped).ok()?;
+    Some(Cow::Owned(swapped))
 }

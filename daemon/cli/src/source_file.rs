@@ -32,6 +32,12 @@ pub(super) fn file_paths(reference: &Reference, model: &OpenModel) -> Vec<String
     paths(&stem(reference), &listed.collect::<Vec<_>>())
 }
 
+/// Whether one of the model's files is a safetensors file.
+pub(super) fn has_safetensors(model: &OpenModel) -> bool {
+    let of_format = Some(FileFormat::SAFETENSORS.extension());
+    (0..model.layers().len()).any(|layer| extension(model, layer) == of_format)
+}
+
 /// The extension of a file's format by its first bytes. `None` if it cannot be read; then its export fails too.
 fn extension(model: &OpenModel, layer: usize) -> Option<&'static str> {
     const START_BYTES: usize = 512;

@@ -26,8 +26,9 @@ mod write;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Quantised tensors are converted to float32, also those whose scales are tensors of their own
-(int4, int8, nvfp4, mxfp4, mxfp8). Statistics are those of the finite values; elements are
-numbered from 0 in the order of the file.
+(int4, int8, nvfp4, mxfp4, mxfp8), and BF16 and the floats of 8, 6 and 4 bits. Statistics are those
+of the finite values, of complex numbers those of both parts; elements are numbered from 0 in the
+order of the file.
 
 A model at a registry has to be pulled first: one of its tensors alone cannot be verified.
 

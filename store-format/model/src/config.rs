@@ -5,10 +5,12 @@
 //! `x/imagegen/manifest/manifest.go`.
 
 mod attention;
+mod quantization;
 
 use serde_json::Value as Json;
 
 pub use self::attention::{AttentionConfig, BlockType};
+pub use self::quantization::{ConfigQuantization, QUANTIZATION_FILES};
 
 /// The facts of one JSON file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

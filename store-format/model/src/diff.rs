@@ -2,17 +2,21 @@
 //!
 //! ```
 //! use blobd_store_format::digest::Digest;
-//! use blobd_model::diff::{Change, diff_tensors};
+//! use blobd_model::diff::{Change, DiffTensor, diff_tensors};
 //! use blobd_store_format::recipe::TensorEntry;
+//! use blobd_store_format::tensor::TensorFormat;
 //!
-//! let tensor = |name: &str, content: &[u8]| TensorEntry {
-//!     name: name.to_owned(),
-//!     type_name: "F32".to_owned(),
-//!     shape: vec![content.len() as u64 / 4],
-//!     digest: Digest::of(content),
-//!     offset: 0,
-//!     size: content.len() as u64,
-//!     experts: None,
+//! let tensor = |name: &str, content: &[u8]| DiffTensor {
+//!     format: TensorFormat::Gguf,
+//!     entry: TensorEntry {
+//!         name: name.to_owned(),
+//!         type_name: "F32".to_owned(),
+//!         shape: vec![content.len() as u64 / 4],
+//!         digest: Digest::of(content),
+//!         offset: 0,
+//!         size: content.len() as u64,
+//!         experts: None,
+//!     },
 //! };
 //! let a = [tensor("same", &[1; 8]), tensor("new_values", &[2; 8])];
 //! let b = [tensor("same", &[1; 8]), tensor("new_values", &[3; 8])];
@@ -21,18 +25,55 @@
 //! assert_eq!(diff.tensors[1].change, Change::Changed);
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Deref;
 
 use serde::Serialize;
+
+use self::ranges::BlobRanges;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{Header, MetadataValue};
 use blobd_store_format::recipe::TensorEntry;
+use blobd_store_format::tensor::TensorFormat;
+
+mod ranges;
+
+/// A tensor with the format of its file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiffTensor {
+    pub format: TensorFormat,
+    pub entry: TensorEntry,
+}
+
+impl Deref for DiffTensor {
+    type Target = TensorEntry;
+
+    fn deref(&self) -> &TensorEntry {
+        &self.entry
+    }
+}
+
+impl DiffTensor {
+    /// Whether both have the same dimensions, whose order depends on the format.
+    fn has_shape_of(&self, other: &Self) -> bool {
+        if self.format == other.format {
+            self.shape == other.shape
+        } else {
+            self.shape.iter().eq(other.shape.iter().rev())
+        }
+    }
+
+    const fn content_key(&self) -> ContentKey {
+        (self.entry.digest, self.entry.offset, self.entry.size)
+    }
+}
 
 /// The tensors of two models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorDiff<'t> {
-    /// The bytes of contents that both models have, under any names. Each content counts once.
+    /// The bytes of contents that both models have, under any names and however they are divided into tensors. Each
+    /// content counts once.
     pub shared_bytes: u64,
     /// The bytes of contents that only the first model has.
     pub only_a_bytes: u64,
@@ -46,9 +87,9 @@ pub struct TensorDiff<'t> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPair<'t> {
     /// The first model's tensor.
-    pub a: Option<&'t TensorEntry>,
+    pub a: Option<&'t DiffTensor>,
     /// The second model's tensor.
-    pub b: Option<&'t TensorEntry>,
+    pub b: Option<&'t DiffTensor>,
     pub change: Change,
 }
 
@@ -68,6 +109,8 @@ pub enum Change {
     Added,
     /// Only the first model has it.
     Removed,
+    /// Both have the content, under other names or in other tensors, such as the experts of a stack.
+    Renamed,
     /// Type and shape are the same, but the content of at least one is unknown.
     Unknown,
 }
@@ -82,12 +125,44 @@ impl Change {
             Self::Reshaped => "reshaped",
             Self::Added => "added",
             Self::Removed => "removed",
+            Self::Renamed => "renamed",
             Self::Unknown => "unknown",
         }
     }
 }
 
 impl TensorDiff<'_> {
+    /// Marks the tensors that only one model has by name, but both have by content. Those of one type and shape become
+    /// one pair. Needs known contents.
+    pub fn find_renamed(&mut self) {
+        let mut added: BTreeMap<ContentKey, VecDeque<&DiffTensor>> = BTreeMap::new();
+        for tensor in
+            self.tensors.iter().filter(|pair| pair.change == Change::Added).filter_map(|pair| pair.b)
+        {
+            added.entry(tensor.content_key()).or_default().push_back(tensor);
+        }
+        let of_a = BlobRanges::of(self.tensors.iter().filter_map(|pair| pair.a));
+        let of_b = BlobRanges::of(self.tensors.iter().filter_map(|pair| pair.b));
+        let mut paired = BTreeSet::new();
+        for pair in self.tensors.iter_mut().filter(|pair| pair.change == Change::Removed) {
+            let Some(tensor) = pair.a.filter(|tensor| of_b.contain(tensor)) else { continue };
+            pair.change = Change::Renamed;
+            let Some(others) = added.get_mut(&tensor.content_key()) else { continue };
+            let is_same =
+                |other: &DiffTensor| other.type_name == tensor.type_name && other.has_shape_of(tensor);
+            pair.b = others.iter().position(|other| is_same(other)).and_then(|place| others.remove(place));
+            paired.extend(pair.b.map(std::ptr::from_ref));
+        }
+        self.tensors.retain(|pair| {
+            pair.change != Change::Added || !pair.b.is_some_and(|b| paired.contains(&std::ptr::from_ref(b)))
+        });
+        for pair in self.tensors.iter_mut().filter(|pair| pair.change == Change::Added) {
+            if pair.b.is_some_and(|tensor| of_a.contain(tensor)) {
+                pair.change = Change::Renamed;
+            }
+        }
+    }
+
     /// Marks contents as unknown, because those of one model cannot be compared: tensors of the same type and shape may
     /// or may not differ.
     pub fn forget_contents(&mut self) {
@@ -100,11 +175,11 @@ impl TensorDiff<'_> {
 }
 
 impl<'t> TensorPair<'t> {
-    fn new(a: Option<&'t TensorEntry>, b: Option<&'t TensorEntry>) -> Option<Self> {
+    fn new(a: Option<&'t DiffTensor>, b: Option<&'t DiffTensor>) -> Option<Self> {
         let change = match (a, b) {
-            (Some(a), Some(b)) if a.shape != b.shape => Change::Reshaped,
+            (Some(a), Some(b)) if !a.has_shape_of(b) => Change::Reshaped,
             (Some(a), Some(b)) if a.type_name != b.type_name => Change::Retyped,
-            (Some(a), Some(b)) if content_key(a) != content_key(b) => Change::Changed,
+            (Some(a), Some(b)) if a.content_key() != b.content_key() => Change::Changed,
             (Some(_), Some(_)) => Change::Shared,
             (Some(_), None) => Change::Removed,
             (None, Some(_)) => Change::Added,
@@ -121,41 +196,39 @@ impl<'t> TensorPair<'t> {
     /// but at least one blob is a packed group, whose digest covers other tensors too.
     pub fn may_be_equal(&self, packed: &BTreeSet<Digest>) -> bool {
         let is_packed =
-            |tensor: Option<&TensorEntry>| tensor.is_some_and(|tensor| packed.contains(&tensor.digest));
+            |tensor: Option<&DiffTensor>| tensor.is_some_and(|tensor| packed.contains(&tensor.digest));
         self.change == Change::Changed && (is_packed(self.a) || is_packed(self.b))
     }
 }
 
 /// Compares the tensors of two models. Repeated names, such as those of a draft model, are paired in order.
-pub fn diff_tensors<'t>(a: &'t [TensorEntry], b: &'t [TensorEntry]) -> TensorDiff<'t> {
-    let mut by_name: BTreeMap<&str, std::collections::VecDeque<&TensorEntry>> = BTreeMap::new();
+pub fn diff_tensors<'t>(a: &'t [DiffTensor], b: &'t [DiffTensor]) -> TensorDiff<'t> {
+    let mut by_name: BTreeMap<&str, VecDeque<&DiffTensor>> = BTreeMap::new();
     for tensor in b {
         by_name.entry(&tensor.name).or_default().push_back(tensor);
     }
     let mut paired = BTreeSet::new();
     let mut tensors = Vec::with_capacity(a.len());
     for tensor in a {
-        let other = by_name.get_mut(tensor.name.as_str()).and_then(std::collections::VecDeque::pop_front);
+        let other = by_name.get_mut(tensor.name.as_str()).and_then(VecDeque::pop_front);
         paired.extend(other.map(std::ptr::from_ref));
         tensors.extend(TensorPair::new(Some(tensor), other));
     }
     let added = b.iter().filter(|tensor| !paired.contains(&std::ptr::from_ref(*tensor)));
     tensors.extend(added.filter_map(|tensor| TensorPair::new(None, Some(tensor))));
-    let (contents_a, contents_b) = (contents(a), contents(b));
-    let sum = |contents: &mut dyn Iterator<Item = &ContentKey>| {
-        contents.fold(0_u64, |sum, (_, _, size)| sum.saturating_add(*size))
-    };
+    let (of_a, of_b) = (BlobRanges::of(a), BlobRanges::of(b));
+    let shared_bytes = of_a.shared_bytes(&of_b);
     TensorDiff {
-        shared_bytes: sum(&mut contents_a.intersection(&contents_b)),
-        only_a_bytes: sum(&mut contents_a.difference(&contents_b)),
-        only_b_bytes: sum(&mut contents_b.difference(&contents_a)),
+        shared_bytes,
+        only_a_bytes: of_a.bytes().saturating_sub(shared_bytes),
+        only_b_bytes: of_b.bytes().saturating_sub(shared_bytes),
         tensors,
     }
 }
 
 /// The blobs that contain several tensors: packed groups of experts. The digest of such a blob differs if any of its
 /// tensors differs.
-pub fn packed_blobs<'t>(tensors: impl IntoIterator<Item = &'t TensorEntry>) -> BTreeSet<Digest> {
+pub fn packed_blobs<'t>(tensors: impl IntoIterator<Item = &'t DiffTensor>) -> BTreeSet<Digest> {
     let mut offsets = BTreeMap::new();
     let mut packed = BTreeSet::new();
     for tensor in tensors {
@@ -213,14 +286,6 @@ fn is_same_scalar(a: &MetadataValue<'_>, b: &MetadataValue<'_>) -> bool {
 
 type ContentKey = (Digest, u64, u64);
 
-fn contents(tensors: &[TensorEntry]) -> BTreeSet<ContentKey> {
-    tensors.iter().map(content_key).collect()
-}
-
-const fn content_key(tensor: &TensorEntry) -> ContentKey {
-    (tensor.digest, tensor.offset, tensor.size)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::collection::vec;
@@ -229,8 +294,8 @@ mod tests {
     use super::*;
     use blobd_store_format::gguf::{GgufWriter, Value};
 
-    fn tensor(name: &str, type_name: &str, shape: &[u64], content: u8, offset: u64) -> TensorEntry {
-        TensorEntry {
+    fn tensor(name: &str, type_name: &str, shape: &[u64], content: u8, offset: u64) -> DiffTensor {
+        let entry = TensorEntry {
             name: name.to_owned(),
             type_name: type_name.to_owned(),
             shape: shape.to_vec(),
@@ -238,7 +303,8 @@ mod tests {
             offset,
             size: 4 * shape.iter().product::<u64>(),
             experts: None,
-        }
+        };
+        DiffTensor { format: TensorFormat::Gguf, entry }
     }
 
     #[test]
@@ -279,6 +345,57 @@ mod tests {
         assert_eq!(packed.len(), 2);
         assert!(diff_tensors(&a, &b).tensors.iter().all(|pair| pair.may_be_equal(&packed)));
         assert!(diff_tensors(&a, &a).tensors.iter().all(|pair| !pair.may_be_equal(&packed)));
+    }
+
+    #[test]
+    fn contents_under_other_names_are_renamed_and_count_as_shared() {
+        let a =
+            [tensor("x", "F32", &[4], 1, 0), tensor("y", "F32", &[4], 2, 0), tensor("z", "F32", &[4], 3, 0)];
+        let b =
+            [tensor("u", "F32", &[4], 1, 0), tensor("v", "I32", &[4], 2, 0), tensor("w", "F32", &[4], 4, 0)];
+        let mut diff = diff_tensors(&a, &b);
+        diff.find_renamed();
+        let name =
+            |tensor: Option<&DiffTensor>| tensor.map_or("", |tensor| tensor.entry.name.as_str()).to_owned();
+        let rows: Vec<_> =
+            diff.tensors.iter().map(|pair| (name(pair.a), name(pair.b), pair.change)).collect();
+        let row = |a: &str, b: &str, change| (a.to_owned(), b.to_owned(), change);
+        let expected = [
+            row("x", "u", Change::Renamed),
+            row("y", "", Change::Renamed),
+            row("z", "", Change::Removed),
+            row("", "v", Change::Renamed),
+            row("", "w", Change::Added),
+        ];
+        assert_eq!(rows, expected, "a pair has one type");
+        assert_eq!((diff.shared_bytes, diff.only_a_bytes, diff.only_b_bytes), (32, 16, 16));
+    }
+
+    #[test]
+    fn experts_of_a_stack_are_renamed_and_count_as_shared() {
+        let separate = [tensor("e.0", "F32", &[4], 1, 0), tensor("e.1", "F32", &[4], 1, 16)];
+        let stack = [tensor("e", "F32", &[4, 2], 1, 0)];
+        for (a, b) in [(&separate[..], &stack[..]), (&stack[..], &separate[..])] {
+            let mut diff = diff_tensors(a, b);
+            diff.find_renamed();
+            assert!(diff.tensors.iter().all(|pair| pair.change == Change::Renamed), "{diff:?}");
+            assert_eq!((diff.tensors.len(), diff.shared_bytes, diff.only_a_bytes), (3, 32, 0));
+        }
+        let mut part = diff_tensors(&separate[..1], &stack);
+        part.find_renamed();
+        let changes: Vec<_> = part.tensors.iter().map(|pair| pair.change).collect();
+        assert_eq!(changes, [Change::Renamed, Change::Added]);
+        assert_eq!((part.shared_bytes, part.only_a_bytes, part.only_b_bytes), (16, 0, 16));
+    }
+
+    #[test]
+    fn dimensions_of_both_formats_are_compared_in_one_order() {
+        let gguf = [tensor("w", "F32", &[8, 2], 1, 0)];
+        let safetensors = |shape: &[u64]| {
+            [DiffTensor { format: TensorFormat::Safetensors, ..tensor("w", "F32", shape, 1, 0) }]
+        };
+        let change = |shape: &[u64]| diff_tensors(&gguf, &safetensors(shape)).tensors[0].change;
+        assert_eq!([change(&[2, 8]), change(&[8, 2])], [Change::Shared, Change::Reshaped]);
     }
 
     #[test]
@@ -326,7 +443,9 @@ mod tests {
             let diff = diff_tensors(&a, &b);
             prop_assert_eq!(diff.tensors.iter().filter(|pair| pair.a.is_some()).count(), a.len());
             prop_assert_eq!(diff.tensors.iter().filter(|pair| pair.b.is_some()).count(), b.len());
-            let all = |tensors: &[TensorEntry]| contents(tensors).len() as u64 * 16;
+            let all = |tensors: &[DiffTensor]| {
+                tensors.iter().map(DiffTensor::content_key).collect::<BTreeSet<_>>().len() as u64 * 16
+            };
             prop_assert_eq!(diff.shared_bytes + diff.only_a_bytes, all(&a));
             prop_assert_eq!(diff.shared_bytes + diff.only_b_bytes, all(&b));
         }

@@ -1,7 +1,7 @@
-//! The 8-bit float types, converted to `f32`, which contains all their values.
+//! The float types of 8 bits and fewer, converted to `f32`, which contains all their values.
 //!
 //! Sources: OCP 8-bit Floating Point Specification (E4M3, E5M2), OCP Microscaling Formats Specification
-//! 1.0 (E8M0), and for the `FNUZ` types "8-bit Numerical Formats for Deep Neural Networks",
+//! 1.0 (E2M1, E2M3, E3M2, E8M0), and for the `FNUZ` types "8-bit Numerical Formats for Deep Neural Networks",
 //! <https://arxiv.org/abs/2206.02915>. `FNUZ` stands for finite, NaN, unsigned zero: there is no infinity, and the
 //! code of negative zero is the only NaN.
 
@@ -30,6 +30,21 @@ pub(crate) fn f32_of_e2m1(code: u8) -> f32 {
     const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let magnitude = MAGNITUDES.get(usize::from(code & 7)).copied().unwrap_or_default();
     if code & 8 == 0 { magnitude } else { -magnitude }
+}
+
+/// Six bits: a sign, two bits of exponent and three of mantissa. The upper bits of the code are ignored.
+pub(crate) fn f32_of_e2m3(code: u8) -> f32 {
+    finite(of_six_bits(code), 3, 1)
+}
+
+/// Six bits: a sign, three bits of exponent and two of mantissa. The upper bits of the code are ignored.
+pub(crate) fn f32_of_e3m2(code: u8) -> f32 {
+    finite(of_six_bits(code), 2, 3)
+}
+
+/// The code with its sign in the uppermost bit.
+const fn of_six_bits(code: u8) -> u8 {
+    ((code & 0x20) << 2) | (code & 0x1f)
 }
 
 /// A power of two, 2^(code - 127), without sign; the largest code is NaN.

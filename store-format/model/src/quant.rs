@@ -3,7 +3,7 @@
 //! [`BlockLayout`] describes the block of a type as data; `docs/FORMATS.md` shows the same table, and draws
 //! each bit. [`dequantize`] converts blocks to `f32`, [`Values`] converts them without loss, and
 //! [`swap_bytes`] changes the byte order of a tensor. All take any whole number of blocks, so a tensor can be
-//! converted in [`pieces`]. [`Range`] computes statistics, [`relative_rms_error`] compares two tensors.
+//! converted in pieces. [`ElementType`] converts the types of safetensors too. [`Range`] computes statistics, [`relative_rms_error`] compares two tensors.
 //!
 //! ```
 //! use blobd_store_format::gguf::GgmlType;
@@ -28,6 +28,7 @@
 mod block;
 mod decode;
 mod dequantize;
+mod element_type;
 mod field;
 mod statistics;
 mod swap;
@@ -36,9 +37,11 @@ mod table;
 mod tests;
 
 use blobd_store_format::gguf::GgmlType;
+use blobd_store_format::safetensors::Dtype;
 
 pub use self::block::BlockLayout;
-pub use self::dequantize::{Values, dequantize, element_count, pieces};
+pub use self::dequantize::{Values, dequantize, element_count};
+pub use self::element_type::ElementType;
 pub use self::field::{Field, FieldType};
 pub use self::statistics::{Distribution, Histogram, Range, Statistics, relative_rms_error};
 pub use self::swap::swap_bytes;
@@ -50,6 +53,8 @@ pub enum QuantError {
     UnknownType { ggml_type: GgmlType },
     #[error("type {ggml_type}: {found} bytes are not whole blocks of {block_bytes} bytes")]
     PartialBlock { ggml_type: GgmlType, found: usize, block_bytes: u64 },
+    #[error("type {dtype}: {found} bytes are not a whole number of elements")]
+    PartialElement { dtype: Dtype, found: usize },
     #[error("{found} elements, expected {expected}; only tensors of the same shape can be compared")]
     ElementCount { found: usize, expected: usize },
     #[error("room for {found} numbers, expected {expected}")]

@@ -307,7 +307,7 @@ const fn without_weights(
     FileKind {
         name,
         extension: Some(extension),
-        advice: "it has no weights: name the file that has them",
+        advice: "it has no weights: name the file that has them, or leave it out of its folder with `--exclude PATTERN`",
         advice_for_downloads: "it has no weights: use the address of the file that has them",
         is_start,
     }

@@ -32,6 +32,10 @@ pub enum FolderFault {
     TensorAbsent { index: String, tensor: String, expected: String },
     #[error("{index}: tensor {tensor:?} of {shard} is not in the index")]
     TensorNotIndexed { index: String, tensor: String, shard: String },
+    #[error(
+        "{second}: tensor {tensor:?}: {first} has one of this name too; it depends on the program which is used"
+    )]
+    TensorTwice { tensor: String, first: String, second: String },
     #[error("{index}: wrong total_size: expected {expected} bytes of tensors, found {found}")]
     TotalSize { index: String, found: u64, expected: u64 },
     #[error("{file}: beside the shards of {index}: programs load this file, not the shards")]
@@ -68,6 +72,7 @@ impl FolderFault {
             | Self::TensorAbsent { .. } => true,
             Self::ShardLeftOut { .. }
             | Self::TensorNotIndexed { .. }
+            | Self::TensorTwice { .. }
             | Self::TotalSize { .. }
             | Self::StrayFile { .. }
             | Self::NotInIndex { .. }

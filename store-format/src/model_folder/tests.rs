@@ -272,6 +272,26 @@ fn shard_that_a_pattern_leaves_out_is_not_an_error() {
 }
 
 #[test]
+fn tensor_that_two_shards_have_is_named_with_and_without_an_index() {
+    let text = index(&[("a", ONE), ("b", TWO)], &json!(null));
+    let other = "other-00001-of-00002.safetensors";
+    for plan in [plan(&[ONE, TWO, other], &[]), plan(&[INDEX, ONE, TWO, other], &[(INDEX, text)])] {
+        assert!(plan.indexed_files().is_superset(&[ONE, TWO].into()));
+        let faults = plan.check_tensors([
+            (ONE, vec![("a", 1)]),
+            (TWO, vec![("a", 1), ("b", 1)]),
+            (other, vec![("b", 1)]),
+        ]);
+        let twice = |fault: &&FolderFault| matches!(fault, FolderFault::TensorTwice { .. });
+        let [fault] = faults.iter().filter(twice).collect::<Vec<_>>().try_into().unwrap();
+        let expected = format!(
+            "{TWO}: tensor \"a\": {ONE} has one of this name too; it depends on the program which is used"
+        );
+        assert_eq!((fault.to_string(), fault.is_fatal()), (expected, false));
+    }
+}
+
+#[test]
 fn faults_of_an_index_are_named_by_the_tensors() {
     let plan = plan(&[INDEX, ONE, TWO], &[(INDEX, index(&[("a", ONE), ("b", TWO), ("c", TWO)], &json!(9)))]);
     let texts = |one: Vec<(&'static str, u64)>, two: Vec<(&'static str, u64)>| {
@@ -325,7 +345,8 @@ fn malformed_indexes_are_faults() {
     }
     let odd = r#"{"metadata":null,"weight_map":{"a":"model-00001-of-00002.safetensors","a":"model-00002-of-00002.safetensors"}}"#;
     let plan = listed(&[INDEX, ONE, TWO]).plan(&[(INDEX.to_owned(), odd.into())].into()).unwrap();
-    assert_eq!(plan.indexed_files(), [TWO].into(), "the last counts, as for Python");
+    let faults = plan.check_tensors([(ONE, vec![]), (TWO, vec![("a", 1)])]);
+    assert_eq!(faults, [], "the last counts, as for Python");
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! `diff`: what two models share and how they differ.
 
 use std::collections::BTreeMap;
+use std::fs;
 
 use blobd_store_format::gguf::{ByteOrder, GgmlType};
+use blobd_store_format::safetensors::{Dtype, HeaderWriter};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::{ModelFile, ModelTensor};
 use blobd_tests::registry::FakeRegistry;
@@ -173,6 +175,90 @@ fn values_of_changed_and_retyped_tensors_are_compared() {
     assert_eq!(error(file.to_str().unwrap(), "b"), 0.25, "a local file");
     let text = daemon.command().line("diff a b --values").succeeds().text();
     assert!(text.contains("ERROR") && text.contains("0.25"), "{text}");
+}
+
+/// A safetensors file of these tensors.
+fn safetensors(tensors: &[(&str, Dtype, &[u64], &[u8])]) -> Vec<u8> {
+    let mut writer = HeaderWriter::new();
+    for (name, dtype, shape, _) in tensors {
+        writer.tensor(name, *dtype, shape).unwrap();
+    }
+    let data = tensors.iter().flat_map(|(.., bytes)| bytes.iter().copied());
+    [writer.header().unwrap(), data.collect()].concat()
+}
+
+fn import_file(daemon: &TestDaemon, name: &str, file: &[u8]) {
+    let path = daemon.scratch().join(format!("{name}.safetensors"));
+    fs::write(&path, file).unwrap();
+    daemon.command().run(["import", path.to_str().unwrap(), "--name", name]).succeeds();
+}
+
+#[test]
+fn values_of_safetensors_and_between_formats_are_compared() {
+    let daemon = TestDaemon::start();
+    let floats = |value: f32| (0..64).flat_map(|_| value.to_le_bytes()).collect::<Vec<u8>>();
+    import_file(&daemon, "a", &safetensors(&[("w", Dtype::F32, &[4, 16], &floats(2.0))]));
+    import_file(&daemon, "b", &safetensors(&[("w", Dtype::F32, &[4, 16], &floats(2.5))]));
+    // E4M3: 0x40 is 2.
+    import_file(&daemon, "fp8", &safetensors(&[("w", Dtype::F8_E4M3, &[4, 16], &[0x40; 64])]));
+    let mut gguf = ModelFile::empty();
+    gguf.tensors.push(ModelTensor::of_bytes("w", GgmlType::F32, &[16, 4], floats(2.5)));
+    import(&daemon, "gguf", &gguf);
+    let report =
+        |a: &str, b: &str| daemon.command().run(["diff", a, b, "--values", "--json"]).succeeds().json();
+    for (a, b, change, error) in [
+        ("a", "b", "changed", json!(0.25)),
+        ("a", "fp8", "retyped", json!(0.0)),
+        ("b", "fp8", "retyped", json!(0.2)),
+        ("a", "gguf", "changed", json!(0.25)),
+        ("gguf", "b", "shared", Json::Null),
+    ] {
+        let report = report(a, b);
+        let tensor = &report["tensors"][0];
+        assert_eq!((&tensor["change"], &tensor["relative_error"]), (&json!(change), &error), "{a} {b}");
+        assert_eq!(report["without_error"], 0, "{a} {b}");
+    }
+    import_file(&daemon, "nan", &safetensors(&[("w", Dtype::F8_E4M3, &[4, 16], &[0x7f; 64])]));
+    assert_eq!(report("a", "nan")["without_error"], 1);
+    let text = daemon.command().line("diff a nan --values").succeeds().text();
+    assert!(text.contains("1 tensor with other numbers has no error"), "{text}");
+}
+
+#[test]
+fn contents_under_other_names_and_in_stacks_are_shared() {
+    const EXPERT_BYTES: usize = 64 << 10;
+    let daemon = TestDaemon::start();
+    let experts: Vec<Vec<u8>> = (1..=4_u8).map(|number| vec![number; EXPERT_BYTES]).collect();
+    let shape: &[u64] = &[128, 256];
+    let names: Vec<String> =
+        (0..4).map(|number| format!("model.layers.0.mlp.experts.{number}.gate_proj.weight")).collect();
+    let separate: Vec<(&str, Dtype, &[u64], &[u8])> = names
+        .iter()
+        .zip(&experts)
+        .map(|(name, bytes)| (name.as_str(), Dtype::BF16, shape, bytes.as_slice()))
+        .collect();
+    import_file(&daemon, "separate", &safetensors(&separate));
+    let (stack, all) = ("model.layers.0.mlp.experts.gate_proj.weight", experts.concat());
+    import_file(&daemon, "stack", &safetensors(&[(stack, Dtype::BF16, &[4, 128, 256], &all)]));
+    import_file(&daemon, "other", &safetensors(&[("blk.0.w", Dtype::BF16, &[4, 128, 256], &all)]));
+    let all = json!(all.len());
+    for (a, b, tensors) in [("separate", "stack", 5), ("stack", "separate", 5)] {
+        let report = diff(&daemon, a, b);
+        let bytes = ["shared_bytes", "only_a_bytes", "only_b_bytes"].map(|key| report[key].clone());
+        assert_eq!(bytes, [all.clone(), json!(0), json!(0)], "{report}");
+        assert_eq!(
+            (&report["changes"][0]["change"], &report["changes"][0]["tensors"]),
+            (&json!("renamed"), &json!(tensors))
+        );
+        let shown = daemon.command().run(["show", a, "--json"]).succeeds().json();
+        assert_eq!(shown["shared_bytes"], all, "as show counts it");
+    }
+    let report = diff(&daemon, "stack", "other");
+    let tensor = &report["tensors"][0];
+    assert_eq!((&tensor["change"], &tensor["b_name"]), (&json!("renamed"), &json!("blk.0.w")), "{report}");
+    assert_eq!(report["tensors"].as_array().unwrap().len(), 1);
+    let text = daemon.command().line("diff stack other").succeeds().text();
+    assert!(text.contains("gate_proj.weight → blk.0.w"), "{text}");
 }
 
 #[test]

@@ -150,6 +150,41 @@ fn decoder_written_from_the_document_gives_the_numbers_of_every_type() {
     }
 }
 
+#[test]
+fn decoder_written_from_the_document_gives_the_numbers_of_small_floats() {
+    const TYPES: [Dtype; 8] = [
+        Dtype::F4,
+        Dtype::F6_E2M3,
+        Dtype::F6_E3M2,
+        Dtype::F8_E4M3,
+        Dtype::F8_E5M2,
+        Dtype::F8_E4M3FNUZ,
+        Dtype::F8_E5M2FNUZ,
+        Dtype::F8_E8M0,
+    ];
+    let folder = TempDir::new().unwrap();
+    let (mut writer, mut data) = (HeaderWriter::new(), Vec::new());
+    for dtype in TYPES {
+        // Every byte, and random ones; a multiple of three bytes.
+        let mut bytes: Vec<u8> = (0..=255).collect();
+        bytes.extend(Random(dtype.bits()).bytes(512));
+        fs::write(folder.path().join(format!("{dtype}.elements")), &bytes).unwrap();
+        writer.tensor(dtype.name(), dtype, &[bytes.len() as u64 * 8 / dtype.bits()]).unwrap();
+        data.extend(bytes);
+    }
+    if !decode(folder.path()) {
+        return;
+    }
+    let daemon = TestDaemon::start();
+    let path = daemon.scratch().join("m.safetensors");
+    fs::write(&path, [writer.header().unwrap(), data].concat()).unwrap();
+    daemon.command().run(["import", path.to_str().unwrap(), "--name", "m"]).succeeds();
+    for dtype in TYPES {
+        let npy = daemon.command().run(["tensor", "m", dtype.name(), "--npy"]).succeeds().stdout;
+        compare(dtype.name(), 1, folder.path(), &npy);
+    }
+}
+
 /// A quantised tensor of 4 rows with 128 elements, of random codes and scales.
 fn layer(quant_type: &str, group: u64, scale: Dtype, has_bias: bool, has_global_scale: bool) -> Vec<u8> {
     const ROWS: u64 = 4;

@@ -3,10 +3,12 @@
 use std::fs;
 
 use blobd_store_format::digest::Digest;
+use blobd_store_format::safetensors::{Dtype, HeaderWriter};
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::folders::ModelFolder;
 use blobd_tests::model::ModelFile;
 use blobd_tests::raw_gguf::{RawGguf, id, string};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 fn import(daemon: &TestDaemon, name: &str, file: &[u8]) {
     let path = daemon.scratch().join(format!("{name}.gguf"));
@@ -159,4 +161,94 @@ fn local_file_that_is_not_a_model_is_refused() {
     );
     daemon.command().run(["show", daemon.scratch().to_str().unwrap()]).exits_with(2);
     daemon.command().run(["show", "/nonexistent.gguf"]).exits_with(3);
+}
+
+/// A folder with a safetensors file of these tensors and a configuration.
+fn folder(daemon: &TestDaemon, name: &str, config: &Json, tensors: &[(&str, Dtype, &[u64])]) {
+    let mut writer = HeaderWriter::new();
+    writer.metadata("format", "pt").metadata("author", "nobody");
+    let mut data = Vec::new();
+    for (name, dtype, shape) in tensors {
+        writer.tensor(name, *dtype, shape).unwrap();
+        let bytes = shape.iter().product::<u64>() * dtype.bits() / 8;
+        data.resize(data.len() + usize::try_from(bytes).unwrap(), 7);
+    }
+    let mut files = ModelFolder::default();
+    files.add("model.safetensors", [writer.header().unwrap(), data].concat());
+    files.add("config.json", config.to_string());
+    let path = files.write_to(daemon.scratch().join(name));
+    daemon.command().run(["import", path.to_str().unwrap(), "--name", name]).succeeds();
+}
+
+#[test]
+fn quantisation_of_a_folder_is_that_of_its_configuration() {
+    let daemon = TestDaemon::start();
+    let gptq = json!({"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}});
+    folder(
+        &daemon,
+        "gptq",
+        &gptq,
+        &[
+            ("model.layers.0.q_proj.qweight", Dtype::I32, &[16, 128]),
+            ("model.layers.0.q_proj.qzeros", Dtype::I32, &[1, 16]),
+            ("model.layers.0.q_proj.scales", Dtype::F16, &[1, 128]),
+        ],
+    );
+    let mlx = json!({"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}});
+    folder(
+        &daemon,
+        "mlx",
+        &mlx,
+        &[
+            ("model.layers.0.q_proj.weight", Dtype::U32, &[128, 16]),
+            ("model.layers.0.q_proj.scales", Dtype::BF16, &[128, 2]),
+            ("model.layers.0.q_proj.biases", Dtype::BF16, &[128, 2]),
+        ],
+    );
+    let plain = json!({"model_type": "llama"});
+    folder(&daemon, "plain", &plain, &[("model.layers.0.q_proj.weight", Dtype::BF16, &[128, 128])]);
+    for (name, quantization, bits) in [
+        ("gptq", "GPTQ 4-bit", 8.0 * f64::from(8192 + 64 + 256) / 16384.0),
+        ("mlx", "MLX 4-bit", 4.5),
+        ("plain", "BF16", 16.0),
+    ] {
+        let shown = daemon.command().run(["show", name, "--json"]).succeeds().json();
+        let found = (&shown["quantization"], &shown["parameters"], &shown["bits_per_weight"]);
+        assert_eq!(found, (&json!(quantization), &json!(16384), &json!(bits)), "{name}");
+    }
+}
+
+#[test]
+fn whole_header_of_safetensors_files_is_shown() {
+    let daemon = TestDaemon::start();
+    folder(
+        &daemon,
+        "m",
+        &json!({"model_type": "llama"}),
+        &[("a", Dtype::F32, &[64]), ("b", Dtype::F8_E4M3, &[64])],
+    );
+    let shown = daemon.command().line("show m --full --json").succeeds().json();
+    let start = shown["header"]["data_offset"].as_u64().unwrap();
+    assert_eq!(
+        shown["header"],
+        json!({"format": "safetensors", "byte_order": "little", "data_offset": start})
+    );
+    let keys = json!([
+        {"key": "author", "type": "string", "value": "nobody"},
+        {"key": "format", "type": "string", "value": "pt"},
+    ]);
+    assert_eq!(shown["keys"], keys);
+    let offsets: Vec<_> =
+        shown["tensors"].as_array().unwrap().iter().map(|tensor| tensor["file_offset"].clone()).collect();
+    assert_eq!(offsets, [json!(start), json!(start + 256)]);
+    let text = daemon.command().line("show m --full").succeeds().text();
+    assert!(text.contains("nobody") && !text.contains("alignment"), "{text}");
+    let short = daemon.command().line("show m --json").succeeds().json();
+    assert_eq!((&short["header"], &short["tensors"][0]["file_offset"]), (&Json::Null, &Json::Null));
+    let error = daemon.command().line("export m --merge -o - --json").exits_with(1).error();
+    assert!(
+        error.message.contains("expected a model of GGUF files, found one with safetensors files"),
+        "{error}"
+    );
+    assert!(error.hint.unwrap().contains("without --merge"));
 }

@@ -224,14 +224,55 @@ fn tensors_of_a_safetensors_file_are_shown_by_its_own_types() {
     let second = blobd.line("tensor m m.experts.up_proj --expert 1 --dump").succeeds().stdout;
     assert_eq!(second, floats(&values[16..]));
     assert_eq!(blobd.line("tensor m small --dump").succeeds().stdout, [1, 2, 3]);
-    let error = blobd.line("tensor m small --json").exits_with(2).error();
-    assert!(error.message.contains("safetensors type F8_E4M3 is not converted"), "{error}");
+    let small = blobd.line("tensor m small --values 0..3 --json").succeeds().json();
+    assert_eq!(small["values"], json!([0.001_953_125, 0.003_906_25, 0.005_859_375]));
     let shown = blobd.line("show m --json").succeeds().json();
     assert_eq!(shown["bits_per_weight"], json!(131.0 * 8.0 / 35.0));
     let path = daemon.scratch().join("x.safetensors");
     fs::write(&path, &file).unwrap();
     let error = blobd.run(["show", path.to_str().unwrap(), "--json"]).exits_with(2).error();
     assert!(error.message.ends_with("expected a GGUF file, found a safetensors file"), "{error}");
+}
+
+#[test]
+fn integers_and_complex_numbers_of_safetensors_are_shown_and_written_as_they_are() {
+    let mut writer = HeaderWriter::new();
+    let tensors: [(&str, Dtype, Vec<u8>); 6] = [
+        ("bool", Dtype::Bool, vec![0, 1]),
+        ("u8", Dtype::U8, vec![7, 255]),
+        ("u16", Dtype::U16, [7_u16, u16::MAX].map(u16::to_le_bytes).concat()),
+        ("u32", Dtype::U32, [7_u32, u32::MAX].map(u32::to_le_bytes).concat()),
+        ("u64", Dtype::U64, [7_u64, u64::MAX].map(u64::to_le_bytes).concat()),
+        ("c64", Dtype::C64, floats(&[1.5, -2.0, 0.0, f32::INFINITY])),
+    ];
+    let mut data = Vec::new();
+    for (name, dtype, bytes) in &tensors {
+        writer.tensor(name, *dtype, &[2]).unwrap();
+        data.extend(bytes);
+    }
+    let daemon = imported(&[writer.header().unwrap(), data].concat());
+    let blobd = daemon.command();
+    for ((name, _, bytes), (values, numpy)) in tensors.iter().zip([
+        (json!([0, 1]), "|b1"),
+        (json!([7, 255]), "|u1"),
+        (json!([7, u16::MAX]), "<u2"),
+        (json!([7, u32::MAX]), "<u4"),
+        (json!([7, u64::MAX]), "<u8"),
+        (json!([[1.5, -2.0], [0.0, "Infinity"]]), "<c8"),
+    ]) {
+        let found = blobd.line(&format!("tensor m {name} --values 0..2 --json")).succeeds().json();
+        assert_eq!(found["values"], values, "{name}");
+        let npy = blobd.line(&format!("tensor m {name} --npy")).succeeds().stdout;
+        assert_eq!(parsed_npy(&npy), (npy_header(numpy, "(2,)"), bytes.clone()), "{name}");
+        let path = daemon.scratch().join(format!("{name}.npy"));
+        let written = blobd.run(["tensor", "m", name, "--npy", "--json", "-o", path.to_str().unwrap()]);
+        assert_eq!(written.succeeds().json()["size"], fs::metadata(&path).unwrap().len(), "{name}");
+    }
+    let found = blobd.line("tensor m c64 --json").succeeds().json();
+    assert_eq!((&found["elements"], &found["min"], &found["max"]), (&json!(2), &json!(-2.0), &json!(1.5)));
+    assert_eq!(found["inf_count"], 1);
+    let text = blobd.line("tensor m c64 --values 0..1").succeeds().text();
+    assert!(text.contains("1.5-2i"), "{text}");
 }
 
 #[test]

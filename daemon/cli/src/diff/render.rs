@@ -24,10 +24,17 @@ pub(super) fn render(report: &Report) -> String {
         let bytes = human_bytes(bytes);
         format!("{bytes} of the same types and shapes, not compared: a model is not in the store\n")
     });
+    let without_error = report.without_error.filter(|count| *count > 0).map_or_else(String::new, |count| {
+        let (tensors, have) = if count == 1 { ("tensor", "has") } else { ("tensors", "have") };
+        format!(
+            "{count} {tensors} with other numbers {have} no error: the type has no known numbers, these are not finite, \
+             or the tensor cannot be read by its name alone\n"
+        )
+    });
     let details = [tensors(report), metadata(report), layers(report)];
     let tables = [changes(report)].into_iter().chain(details.into_iter().filter(Table::has_rows));
     let tables: Vec<_> = tables.map(|table| table.render(terminal_width())).collect();
-    format!("{head}{not_compared}\n{}", tables.join("\n"))
+    format!("{head}{not_compared}{without_error}\n{}", tables.join("\n"))
 }
 
 fn changes(report: &Report) -> Table {
@@ -45,7 +52,11 @@ fn tensors(report: &Report) -> Table {
     let rows = report.tensors.iter().filter(is_different).map(|tensor| {
         let [a, b] = [&tensor.a, &tensor.b].map(|form| or_dash(form.as_ref().map(described)));
         let error = tensor.relative_error.map(|error| human_number(error, 4));
-        [tensor.name.clone(), tensor.change.name().to_owned(), a, b].into_iter().chain(error)
+        let name = match &tensor.b_name {
+            Some(other) => format!("{} → {other}", tensor.name),
+            None => tensor.name.clone(),
+        };
+        [name, tensor.change.name().to_owned(), a, b].into_iter().chain(error)
     });
     Table::with_rows(if has_errors { headings } else { &headings[..4] }, &[], rows)
 }

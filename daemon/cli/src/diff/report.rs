@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use blobd_model::diff::{Change, TensorDiff, TensorPair, diff_metadata};
+use blobd_model::diff::{Change, DiffTensor, TensorDiff, TensorPair, diff_metadata};
 use blobd_model::metadata_json::Abridger;
 use blobd_store_format::gguf::key_text;
 use serde::Serialize;
@@ -15,13 +15,17 @@ use crate::Digest;
 pub(super) struct Report {
     pub(super) a: String,
     pub(super) b: String,
-    /// Bytes of tensors that both models have. Bytes in different packed groups are not shared on disk.
+    /// Bytes of tensors that both models have, under any names and also as parts of other tensors. Bytes in different
+    /// packed groups are not shared on disk.
     pub(super) shared_bytes: u64,
     pub(super) only_a_bytes: u64,
     pub(super) only_b_bytes: u64,
     /// Bytes of tensors that were not compared, because a model is not pulled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) unknown_bytes: Option<u64>,
+    /// With `--values`, how many tensors with other numbers have no `relative_error`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) without_error: Option<u64>,
     pub(super) changes: Vec<ChangeSum>,
     pub(super) tensors: Vec<TensorRow>,
     pub(super) metadata: Vec<KeyRow>,
@@ -40,6 +44,9 @@ pub(super) struct ChangeSum {
 #[derive(Debug, Serialize)]
 pub(super) struct TensorRow {
     pub(super) name: String,
+    /// Its name in B, if it is renamed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) b_name: Option<String>,
     pub(super) change: Change,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) a: Option<TensorForm>,
@@ -82,6 +89,7 @@ impl Report {
             only_a_bytes: diff.only_a_bytes,
             only_b_bytes: diff.only_b_bytes,
             unknown_bytes: None,
+            without_error: None,
             changes: sums(&diff.tensors),
             tensors: diff.tensors.iter().map(TensorRow::from).collect(),
             metadata: metadata(a, b),
@@ -105,13 +113,14 @@ impl Report {
 
 impl From<&TensorPair<'_>> for TensorRow {
     fn from(pair: &TensorPair<'_>) -> Self {
-        let form = |tensor: &blobd_store_format::recipe::TensorEntry| TensorForm {
+        let form = |tensor: &DiffTensor| TensorForm {
             type_name: tensor.type_name.clone(),
             shape: tensor.shape.clone(),
             bytes: tensor.size,
         };
         Self {
             name: pair.name().to_owned(),
+            b_name: pair.a.and(pair.b).map(|b| b.name.clone()).filter(|name| name != pair.name()),
             change: pair.change,
             a: pair.a.map(form),
             b: pair.b.map(form),

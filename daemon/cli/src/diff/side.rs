@@ -1,14 +1,15 @@
 //! One of the two models: in the store, in local files, or not pulled.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Deref;
 
 use blobd_client::model::{OpenModel, TensorMap};
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
-use blobd_model::diff::packed_blobs;
+use blobd_model::diff::{DiffTensor, packed_blobs};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::gguf::{ByteOrder, Header};
 use blobd_store_format::recipe::TensorEntry;
+use blobd_store_format::tensor::TensorFormat;
 
 use crate::connect::{Connected, client_error, model_error};
 use crate::local_model::{LocalModel, entry};
@@ -17,7 +18,7 @@ use crate::{Digest, ErrorBody, ErrorCode, Global, Reference};
 
 pub(super) struct Side {
     pub(super) name: String,
-    pub(super) tensors: Vec<TensorEntry>,
+    pub(super) tensors: Vec<DiffTensor>,
     /// The header of its first weights, if they are a GGUF file.
     pub(super) header: Option<Header>,
     /// The files without tensors: component and digest; `None` of local files, which have none.
@@ -26,8 +27,13 @@ pub(super) struct Side {
 }
 
 enum SidePlace {
-    /// With the blobs that hold packed groups of experts.
-    Stored(Reference, BTreeSet<Digest>),
+    Stored {
+        reference: Reference,
+        /// The blobs that hold packed groups of experts.
+        packed: BTreeSet<Digest>,
+        /// The layers of several tensors, whose tensors cannot be opened singly.
+        whole: HashSet<Digest>,
+    },
     Files(LocalModel),
     /// Not pulled: only its headers are known.
     Remote,
@@ -55,13 +61,14 @@ impl Side {
         let heads = client.heads(reference).map_err(client_error)?;
         let mut weights = heads.files.into_iter().filter(|file| file.media_type.holds_tensors());
         let header = weights.find_map(|file| Header::parse(&file.content?.0).ok());
-        let tensors: Vec<_> = details.tensors.iter().cloned().map(TensorEntry::from).collect();
-        // Layers of several tensors are not among the packed blobs: their tensors cannot be opened singly.
         let whole = details.whole_files();
+        let tensors = details.tensors.iter().cloned();
+        let tensors: Vec<_> =
+            tensors.map(|tensor| DiffTensor { format: tensor.format, entry: tensor.into() }).collect();
         let packed = packed_blobs(tensors.iter().filter(|tensor| !whole.contains(&tensor.digest)));
         let texts = details.layers.iter().map(|layer| (&layer.media_type, Some(layer.digest)));
         let texts = Some(texts_of(texts));
-        let place = SidePlace::Stored(reference.clone(), packed);
+        let place = SidePlace::Stored { reference: reference.clone(), packed, whole };
         Ok(Self { name: details.name, tensors, header, texts, place })
     }
 
@@ -71,6 +78,7 @@ impl Side {
         let described = describe_files(&path)?;
         let files = LocalModel::open(&path, &described)?;
         let tensors = files.entries(&described.name, global.hides_progress())?;
+        let tensors = tensors.into_iter().map(of_gguf).collect();
         let header = files.header().cloned();
         Ok(Self { name: described.name, tensors, header, texts: None, place: SidePlace::Files(files) })
     }
@@ -82,7 +90,7 @@ impl Side {
             let layout = header.file_layout(file.size).map_err(|error| {
                 ErrorBody::new(ErrorCode::InvalidInput, format!("{}: {error}", described.name))
             })?;
-            tensors.extend(layout.tensors().iter().map(entry));
+            tensors.extend(layout.tensors().iter().map(|tensor| of_gguf(entry(tensor))));
             first.get_or_insert(header);
         }
         let texts = described.files.iter().map(|file| (&file.media_type, file.digest));
@@ -101,7 +109,7 @@ impl Side {
     ) -> Result<Opened<'_>, ErrorBody> {
         match (&self.place, connected) {
             (SidePlace::Files(files), _) => Ok(Opened::Files(files)),
-            (SidePlace::Stored(reference, _), Some(connected)) => {
+            (SidePlace::Stored { reference, .. }, Some(connected)) => {
                 let tensors = TensorSelection::Names(names);
                 let params = OpenParams { tensors, ..OpenParams::new(reference.clone()) };
                 connected
@@ -118,9 +126,18 @@ impl Side {
 
     pub(super) fn packed_blobs(&self) -> BTreeSet<Digest> {
         match &self.place {
-            SidePlace::Stored(_, packed) => packed.clone(),
+            SidePlace::Stored { packed, .. } => packed.clone(),
             SidePlace::Files(_) | SidePlace::Remote => BTreeSet::new(),
         }
+    }
+
+    /// Whether the tensor can be read by its name alone.
+    pub(super) fn opens(&self, tensor: &DiffTensor) -> bool {
+        let is_in_layer = match &self.place {
+            SidePlace::Stored { whole, .. } => whole.contains(&tensor.digest),
+            SidePlace::Files(_) | SidePlace::Remote => false,
+        };
+        !is_in_layer && self.is_unique(&tensor.name)
     }
 
     pub(super) fn byte_order(&self) -> ByteOrder {
@@ -130,6 +147,10 @@ impl Side {
     pub(super) fn is_unique(&self, name: &str) -> bool {
         self.tensors.iter().filter(|tensor| tensor.name == name).nth(1).is_none()
     }
+}
+
+const fn of_gguf(entry: TensorEntry) -> DiffTensor {
+    DiffTensor { format: TensorFormat::Gguf, entry }
 }
 
 fn texts_of<'m>(files: impl Iterator<Item = (&'m MediaType, Option<Digest>)>) -> Vec<(String, Digest)> {

@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 
 use super::outputs::HashingWriter;
 use crate::progress::Bar;
-use crate::source_file::SourceFile;
+use crate::source_file::{SourceFile, has_safetensors};
 use crate::{Digest, ErrorBody, ErrorCode, file_error, internal};
 
 /// Options that make other files than the original.
@@ -68,6 +68,11 @@ pub(super) struct Rewriting<'m> {
 
 impl<'m> Rewriting<'m> {
     pub(super) fn new(model: &'m OpenModel, options: &RewriteOptions) -> Result<Self, ErrorBody> {
+        if has_safetensors(model) {
+            let error = "wrong format: expected a model of GGUF files, found one with safetensors files";
+            let hint = "its files are written as they are without --merge, --split-max-size, --alignment and --endian";
+            return Err(invalid(model, &error).with_hint(hint));
+        }
         let mut sources = Vec::new();
         let mut headers = Vec::new();
         // A file that the manifest names several times is one source.

@@ -13,14 +13,17 @@ use blobd_model::manifest_config::{ConfiguredDraft, ManifestConfig};
 use blobd_model::metadata_json::Abridger;
 use blobd_model::overview::{ModelOverview, TypeShare};
 use blobd_store_format::descriptor::MediaType;
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::gguf::{Header, MAGIC, key_text};
+use blobd_store_format::safetensors;
 use blobd_store_format::stored_file::StoredForm;
+use blobd_store_format::tensor::TensorFormat;
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
 use super::header::{self, HeaderForm, OtherHeader, WholeKey};
 use super::invalid;
-use super::tensors::{self, NetworkLayer, ParsedFile, ShownTensor, TensorFacts};
+use super::tensors::{self, NetworkLayer, ParsedFile, SafetensorsFile, ShownTensor, TensorFacts};
 use crate::connect::{Connected, client_error};
 use crate::model_source::{DescribedModel, Place};
 use crate::{Digest, ErrorBody, Reference};
@@ -165,14 +168,16 @@ impl Document {
         connected: Option<&Connected>,
         is_full: bool,
     ) -> Result<Self, ErrorBody> {
-        let files = parse(model)?;
+        let (files, safetensors) = (parse(model)?, parse_safetensors(model)?);
         let mut document = Self::from_files(model, files);
         match (&model.place, connected) {
-            (Place::Store(reference), Some(connected)) => document.add_stored(connected, reference)?,
+            (Place::Store(reference), Some(connected)) => {
+                document.add_stored(connected, reference, &safetensors)?;
+            }
             _ => document.tensors = tensors::in_files(&document.files),
         }
         if is_full {
-            document.add_headers();
+            document.add_headers(&safetensors);
         }
         Ok(document)
     }
@@ -226,7 +231,12 @@ impl Document {
         }
     }
 
-    fn add_stored(&mut self, connected: &Connected, reference: &Reference) -> Result<(), ErrorBody> {
+    fn add_stored(
+        &mut self,
+        connected: &Connected,
+        reference: &Reference,
+        safetensors: &[SafetensorsFile],
+    ) -> Result<(), ErrorBody> {
         let details = connected.client.model(reference).map_err(client_error)?;
         let whole = details.whole_files();
         // The index may still be in preparation; everything else can be shown.
@@ -238,7 +248,7 @@ impl Document {
         self.parameters = details.parameters;
         self.quantization = details.quantization;
         self.metadata = details.metadata;
-        self.tensors = tensors::stored(details.tensors, &self.files, &whole);
+        self.tensors = tensors::stored(details.tensors, &self.files, safetensors, &whole);
         let layers = details.layers.into_iter().map(|layer| LayerRow {
             media_type: layer.media_type,
             name: layer.name,
@@ -310,18 +320,26 @@ impl Document {
         }
     }
 
-    fn add_headers(&mut self) {
-        let mut files = self.files.iter();
-        if let Some(first) = files.next() {
-            self.header = Some(HeaderForm::new(&first.header));
-            self.keys = Some(header::keys(&first.header));
-        }
-        let other = files.map(|file| OtherHeader {
+    /// The first header is that of the first GGUF file, which describes the model; without one, that of the first
+    /// safetensors file.
+    fn add_headers(&mut self, safetensors: &[SafetensorsFile]) {
+        let of_gguf = self.files.iter().map(|file| OtherHeader {
             layer: file.number,
             header: HeaderForm::new(&file.header),
             keys: header::keys(&file.header),
         });
-        self.other_headers = other.collect();
+        let of_safetensors = safetensors.iter().map(|file| OtherHeader {
+            layer: file.number,
+            header: HeaderForm::of_safetensors(&file.header),
+            keys: header::keys_of_safetensors(&file.header),
+        });
+        let mut headers = of_gguf.chain(of_safetensors);
+        let first = headers.next();
+        let other = headers.collect();
+        self.other_headers = other;
+        if let Some(OtherHeader { header, keys, .. }) = first {
+            (self.header, self.keys) = (Some(header), Some(keys));
+        }
     }
 }
 
@@ -372,6 +390,26 @@ fn parse(model: &DescribedModel) -> Result<Vec<ParsedFile>, ErrorBody> {
         let layout = header.file_layout(file.size).map_err(blame)?;
         let component = file.media_type.component().to_owned();
         parsed.push(ParsedFile { number, component, header, layout });
+    }
+    Ok(parsed)
+}
+
+/// The safetensors files among them.
+fn parse_safetensors(model: &DescribedModel) -> Result<Vec<SafetensorsFile>, ErrorBody> {
+    let mut seen = BTreeSet::new();
+    let mut parsed = Vec::new();
+    for (number, file) in model.files.iter().enumerate() {
+        let content = file.content.as_deref().filter(|_| file.media_type.holds_tensors());
+        let format = content.and_then(FileFormat::from_start).map(FileFormat::tensor_format);
+        let Some(content) = content.filter(|_| format == Some(TensorFormat::Safetensors)) else { continue };
+        if file.digest.is_some_and(|digest| !seen.insert(digest)) {
+            continue;
+        }
+        let blame = |error| invalid(format!("{}: {error}", file.name.as_deref().unwrap_or(&model.name)));
+        parsed.push(SafetensorsFile {
+            number,
+            header: safetensors::Header::parse_start(content).map_err(blame)?,
+        });
     }
     Ok(parsed)
 }

@@ -6,14 +6,20 @@ use blobd_model::kind::ModelKind;
 use blobd_model::metadata::Metadata;
 use blobd_model::metadata_json::{short_text, type_name, whole_json};
 use blobd_store_format::gguf::{ByteOrder, Header, MetadataValue};
+use blobd_store_format::safetensors;
+use blobd_store_format::tensor::TensorFormat;
 use serde::Serialize;
 use serde_json::{Value as Json, json};
 
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct HeaderForm {
-    pub(super) version: u32,
+    pub(super) format: TensorFormat,
+    /// safetensors has no version, and no alignment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) version: Option<u32>,
     pub(super) byte_order: &'static str,
-    pub(super) alignment: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) alignment: Option<u64>,
     pub(super) data_offset: u64,
 }
 
@@ -37,12 +43,23 @@ pub(super) struct OtherHeader {
 impl HeaderForm {
     pub(super) fn new(header: &Header) -> Self {
         Self {
-            version: header.version(),
+            format: TensorFormat::Gguf,
+            version: Some(header.version()),
             byte_order: match header.byte_order() {
                 ByteOrder::Little => "little",
                 ByteOrder::Big => "big",
             },
-            alignment: header.alignment().into(),
+            alignment: Some(header.alignment().into()),
+            data_offset: header.data_offset(),
+        }
+    }
+
+    pub(super) const fn of_safetensors(header: &safetensors::Header) -> Self {
+        Self {
+            format: TensorFormat::Safetensors,
+            version: None,
+            byte_order: "little",
+            alignment: None,
             data_offset: header.data_offset(),
         }
     }
@@ -58,6 +75,16 @@ pub(super) fn keys(header: &Header) -> Vec<WholeKey> {
         value: whole_json(&value),
     };
     header.metadata().map(whole).collect()
+}
+
+/// The metadata of a safetensors file, which is text.
+pub(super) fn keys_of_safetensors(header: &safetensors::Header) -> Vec<WholeKey> {
+    let whole = |(key, value): (&String, &String)| WholeKey {
+        key: key.as_str().into(),
+        type_name: "string".to_owned(),
+        value: value.as_str().into(),
+    };
+    header.metadata().iter().map(whole).collect()
 }
 
 impl WholeKey {

@@ -314,14 +314,16 @@ fn metadata(document: &Document) -> Table {
 fn form(document: &Document) -> Option<Table> {
     let form = document.header.as_ref()?;
     let other: u64 = document.files.iter().map(tensors::other_bytes).fold(0, u64::saturating_add);
+    let other = (!document.files.is_empty()).then(|| human_bytes(other));
     let rows = [
-        ("version", form.version.to_string()),
-        ("byte order", form.byte_order.to_owned()),
-        ("alignment", form.alignment.to_string()),
-        ("data offset", form.data_offset.to_string()),
-        ("header and padding", human_bytes(other)),
+        ("version", form.version.map(|version| version.to_string())),
+        ("byte order", Some(form.byte_order.to_owned())),
+        ("alignment", form.alignment.map(|alignment| alignment.to_string())),
+        ("data offset", Some(form.data_offset.to_string())),
+        ("header and padding", other),
     ];
-    Some(Table::with_rows(&["HEADER", ""], &[], rows.map(|(label, value)| [label.to_owned(), value])))
+    let rows = rows.into_iter().filter_map(|(label, value)| Some([label.to_owned(), value?]));
+    Some(Table::with_rows(&["HEADER", ""], &[], rows))
 }
 
 fn keys(document: &Document) -> Option<Table> {

@@ -8,6 +8,7 @@ use blobd_model::layers::{block_number, split_name};
 use blobd_store_format::file_layout::{FileLayout, RangeContent, TensorRange};
 use blobd_store_format::gguf::Header;
 use blobd_store_format::recipe::Experts;
+use blobd_store_format::safetensors;
 use blobd_store_format::tensor::TensorFormat;
 use serde::Serialize;
 
@@ -19,6 +20,13 @@ pub(super) struct ParsedFile {
     pub(super) component: String,
     pub(super) header: Header,
     pub(super) layout: FileLayout,
+}
+
+/// A safetensors file. Its header has no facts about the model.
+#[derive(Debug)]
+pub(super) struct SafetensorsFile {
+    pub(super) number: usize,
+    pub(super) header: safetensors::Header,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -98,15 +106,16 @@ pub(super) fn in_files(files: &[ParsedFile]) -> Vec<ShownTensor> {
 pub(super) fn stored(
     entries: Vec<ModelTensor>,
     files: &[ParsedFile],
+    safetensors: &[SafetensorsFile],
     whole: &HashSet<Digest>,
 ) -> Vec<ShownTensor> {
     let mut entries = entries.into_iter();
     let mut shown = Vec::with_capacity(entries.len());
-    for file in files {
-        let tensors = file.layout.tensors();
-        let offsets: HashMap<&str, u64> =
-            tensors.iter().map(|tensor| (tensor.name.as_str(), file_offset(file, tensor))).collect();
-        for entry in entries.by_ref().take(tensors.len()) {
+    let of_gguf = files.iter().map(|file| (file.number, offsets_of_gguf(file)));
+    let of_safetensors = safetensors.iter().map(|file| (file.number, offsets_of_safetensors(file)));
+    let by_number: BTreeMap<usize, HashMap<&str, u64>> = of_gguf.chain(of_safetensors).collect();
+    for offsets in by_number.into_values() {
+        for entry in entries.by_ref().take(offsets.len()) {
             let file_offset = offsets.get(entry.name.as_str()).copied();
             shown.push(ShownTensor::Stored { entry, file_offset });
         }
@@ -116,6 +125,16 @@ pub(super) fn stored(
         ShownTensor::Stored { entry, file_offset }
     }));
     shown
+}
+
+fn offsets_of_gguf(file: &ParsedFile) -> HashMap<&str, u64> {
+    let tensors = file.layout.tensors().iter();
+    tensors.map(|tensor| (tensor.name.as_str(), file_offset(file, tensor))).collect()
+}
+
+fn offsets_of_safetensors(file: &SafetensorsFile) -> HashMap<&str, u64> {
+    let tensors = file.header.tensors().iter();
+    tensors.map(|tensor| (tensor.name(), tensor.offset_in_file())).collect()
 }
 
 /// The tensors of one layer of the network, for `show --layers`.

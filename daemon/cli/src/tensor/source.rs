@@ -9,11 +9,11 @@ use blobd_client::error::ClientError;
 use blobd_client::model::{BlobSlice, OpenModel};
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_client::protocol::response::TensorLocation;
-use blobd_client::weights::{Dtype, ManifestWeights, WeightsError};
-use blobd_model::quant::{self, Values};
+use blobd_client::weights::{ManifestWeights, WeightsError};
+use blobd_model::quant::{ElementType, swap_bytes};
 use blobd_model::tensor_layers::PackedTensor;
 use blobd_store_format::file_format::FileFormat;
-use blobd_store_format::gguf::{ByteOrder, GgmlType, Header};
+use blobd_store_format::gguf::{ByteOrder, Header};
 use blobd_store_format::recipe::Experts;
 use blobd_store_format::tensor::TensorFormat;
 
@@ -33,8 +33,8 @@ pub(super) struct StoredTensor {
     pub(super) is_fastest_first: bool,
     pub(super) expert: Option<u64>,
     pub(super) bytes: Bytes,
-    /// The ggml type with the same numbers, or why there is none.
-    ggml_type: Result<GgmlType, ErrorBody>,
+    /// `None` if the type is not known.
+    element_type: Option<ElementType>,
     packed: Option<Packed>,
     is_big_endian: bool,
     experts: Option<Experts>,
@@ -96,7 +96,7 @@ impl StoredTensor {
             is_fastest_first: true,
             expert: None,
             bytes: Bytes::Read { file, range },
-            ggml_type: ggml_type(name, &tensor.type_name),
+            element_type: ElementType::from_name(TensorFormat::Gguf, &tensor.type_name),
             packed: None,
             is_big_endian: model.byte_order() == ByteOrder::Big,
             experts: tensor.experts,
@@ -148,7 +148,7 @@ impl StoredTensor {
             is_fastest_first: true,
             expert: None,
             bytes: Bytes::Mapped(map.bytes().clone()),
-            ggml_type: ggml_type(&tensor.name, &tensor.type_name),
+            element_type: ElementType::from_name(TensorFormat::Gguf, &tensor.type_name),
             packed: None,
             is_big_endian: header.byte_order() == ByteOrder::Big,
             experts: tensor.experts,
@@ -163,9 +163,7 @@ impl StoredTensor {
             is_fastest_first: false,
             expert: None,
             bytes: Bytes::Mapped(bytes),
-            ggml_type: Dtype::from_name(&tensor.type_name)
-                .and_then(plain_type)
-                .ok_or_else(|| not_converted(&tensor.name, &tensor.type_name)),
+            element_type: ElementType::from_name(TensorFormat::Safetensors, &tensor.type_name),
             packed: None,
             is_big_endian: false,
             experts: tensor.experts,
@@ -185,7 +183,6 @@ impl StoredTensor {
         })?;
         let packed = Packed::of(&weights, &tensor)?;
         let dtype = tensor.dtype();
-        let unknown = || not_converted(name, dtype.name());
         let bytes = tensor.mapped().cloned().unwrap_or_default();
         let count = tensor.shape().first().copied().filter(|count| tensor.shape().len() > 2 && *count > 0);
         let experts = count.map(|count| Experts { count, stride: bytes.len() as u64 / count });
@@ -196,7 +193,7 @@ impl StoredTensor {
             is_fastest_first: false,
             expert: None,
             bytes: Bytes::Mapped(bytes),
-            ggml_type: plain_type(dtype).ok_or_else(unknown),
+            element_type: Some(dtype.into()),
             packed,
             is_big_endian: false,
             experts,
@@ -235,8 +232,11 @@ impl StoredTensor {
         self.shape.iter().fold(1, |product, length| product.saturating_mul(*length))
     }
 
-    pub(super) fn ggml_type(&self) -> Result<GgmlType, ErrorBody> {
-        self.ggml_type.clone()
+    pub(super) fn element_type(&self) -> Result<ElementType, ErrorBody> {
+        self.element_type.ok_or_else(|| {
+            let message = format!("tensor {:?}: type {} is not known", self.name, self.type_name);
+            usage(message).with_hint("--dump writes its bytes as they are")
+        })
     }
 
     /// All bytes in pieces of whole blocks, little-endian.
@@ -248,14 +248,14 @@ impl StoredTensor {
         &'b self,
         bytes: &'b [u8],
     ) -> Result<impl Iterator<Item = Result<Cow<'b, [u8]>, ErrorBody>>, ErrorBody> {
-        let ggml_type = self.ggml_type()?;
-        let pieces = quant::pieces(ggml_type, bytes).map_err(|error| quant_error(&self.name, &error))?;
+        let element_type = self.element_type()?;
+        let pieces = element_type.pieces(bytes).map_err(|error| quant_error(&self.name, &error))?;
         Ok(pieces.map(move |piece| {
-            if !self.is_big_endian {
+            let (true, ElementType::Ggml(ggml_type)) = (self.is_big_endian, element_type) else {
                 return Ok(Cow::Borrowed(piece));
-            }
+            };
             let mut swapped = piece.to_vec();
-            let done = quant::swap_bytes(ggml_type, &mut swapped);
+            let done = swap_bytes(ggml_type, &mut swapped);
             done.map(|()| swapped.into()).map_err(|error| quant_error(&self.name, &error))
         }))
     }
@@ -272,11 +272,10 @@ impl StoredTensor {
             }
             return Ok(());
         }
-        let ggml_type = self.ggml_type()?;
+        let element_type = self.element_type()?;
         let mut numbers = Vec::new();
         for piece in self.pieces()? {
-            let values =
-                Values::from_bytes(ggml_type, &piece?).map_err(|error| quant_error(&self.name, &error))?;
+            let values = element_type.values(&piece?).map_err(|error| quant_error(&self.name, &error))?;
             numbers.clear();
             values.append_to(&mut numbers);
             visit(&numbers);
@@ -285,36 +284,10 @@ impl StoredTensor {
     }
 }
 
-fn not_converted(tensor: &str, type_name: &str) -> ErrorBody {
-    let message = format!("tensor {tensor:?}: safetensors type {type_name} is not converted");
-    usage(message).with_hint("--dump writes its bytes as they are")
-}
-
-fn ggml_type(tensor: &str, name: &str) -> Result<GgmlType, ErrorBody> {
-    GgmlType::from_name(name).ok_or_else(|| {
-        let message = format!("tensor {tensor:?}: type {name} is not known");
-        usage(message).with_hint("--dump writes its bytes as they are")
-    })
-}
-
 pub(super) fn parts(elements: u64) -> impl Iterator<Item = Range<u64>> {
     const PART_ELEMENTS: usize = 1 << 16;
     let starts = (0..elements).step_by(PART_ELEMENTS);
     starts.map(move |start| start..start.saturating_add(PART_ELEMENTS as u64).min(elements))
-}
-
-fn plain_type(dtype: Dtype) -> Option<GgmlType> {
-    Some(match dtype {
-        Dtype::F64 => GgmlType::F64,
-        Dtype::F32 => GgmlType::F32,
-        Dtype::F16 => GgmlType::F16,
-        Dtype::BF16 => GgmlType::BF16,
-        Dtype::I64 => GgmlType::I64,
-        Dtype::I32 => GgmlType::I32,
-        Dtype::I16 => GgmlType::I16,
-        Dtype::I8 => GgmlType::I8,
-        _ => return None,
-    })
 }
 
 fn with_nearest<'n>(error: ErrorBody, name: &str, names: impl Iterator<Item = &'n str>) -> ErrorBody {

@@ -24,7 +24,7 @@ pub(super) struct TensorValues {
     expert: Option<u64>,
     /// The number of the first element.
     first: u64,
-    /// Numbers; what is not finite is `"NaN"`, `"Infinity"` or `"-Infinity"`.
+    /// Numbers; what is not finite is `"NaN"`, `"Infinity"` or `"-Infinity"`. Of complex numbers a list of both parts.
     values: Vec<Json>,
     #[serde(skip)]
     texts: Vec<String>,
@@ -55,16 +55,15 @@ pub(super) fn of(tensor: &StoredTensor, range: &Range<u64>) -> Result<TensorValu
         append(&Values::F32(packed.unpack(range.clone())), &mut values, &mut texts);
         return Ok(found(values, texts));
     }
-    let ggml_type = tensor.ggml_type()?;
+    let element_type = tensor.element_type()?;
     // A type that can be converted has blocks of at least one element.
-    let (block, block_bytes) = ggml_type.block().unwrap_or((1, 1));
+    let (block, block_bytes) = element_type.block().unwrap_or((1, 1));
     let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let blocks = range.start / block..range.end.div_ceil(block);
     let bytes = blocks.start.saturating_mul(block_bytes)..blocks.end.saturating_mul(block_bytes);
     let bytes = tensor.bytes.get(index(bytes.start)..index(bytes.end)).unwrap_or_default();
     for piece in tensor.pieces_of(bytes)? {
-        let converted =
-            Values::from_bytes(ggml_type, &piece?).map_err(|error| quant_error(&tensor.name, &error))?;
+        let converted = element_type.values(&piece?).map_err(|error| quant_error(&tensor.name, &error))?;
         append(&converted, &mut values, &mut texts);
     }
     let (skipped, wanted) = (index(range.start % block), index(count));
@@ -90,6 +89,14 @@ fn append(converted: &Values, values: &mut Vec<Json>, texts: &mut Vec<String>) {
         Values::I64(numbers) => {
             values.extend(numbers.iter().map(|number| Json::from(*number)));
             texts.extend(numbers.iter().map(i64::to_string));
+        }
+        Values::U64(numbers) => {
+            values.extend(numbers.iter().map(|number| Json::from(*number)));
+            texts.extend(numbers.iter().map(u64::to_string));
+        }
+        Values::Complex(numbers) => {
+            values.extend(numbers.iter().map(|parts| parts.map(|part| json(part.into())).to_vec().into()));
+            texts.extend(numbers.iter().map(|[real, imaginary]| format!("{real}{imaginary:+}i")));
         }
         _ => {}
     }

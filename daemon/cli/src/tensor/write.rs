@@ -6,8 +6,9 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use blobd_client::process::on_end;
-use blobd_model::quant::{dequantize, element_count};
+use blobd_model::quant::{ElementType, Values};
 use blobd_store_format::gguf::GgmlType;
+use blobd_store_format::safetensors::Dtype;
 
 use super::quant_error;
 use super::source::{StoredTensor, parts};
@@ -25,7 +26,7 @@ pub(super) struct Content<'t> {
 struct Npy {
     header: Vec<u8>,
     /// The type that is converted; that of unpacked numbers is `F32`.
-    ggml_type: GgmlType,
+    element_type: ElementType,
 }
 
 impl<'t> Content<'t> {
@@ -34,16 +35,17 @@ impl<'t> Content<'t> {
     }
 
     pub(super) fn npy(tensor: &'t StoredTensor) -> Result<Self, ErrorBody> {
-        let ggml_type = if tensor.packed()?.is_some() { GgmlType::F32 } else { tensor.ggml_type()? };
-        let header = npy_header(numpy_type(ggml_type), &tensor.numpy_shape());
-        Ok(Self { tensor, npy: Some(Npy { header, ggml_type }) })
+        let element_type =
+            if tensor.packed()?.is_some() { GgmlType::F32.into() } else { tensor.element_type()? };
+        let header = npy_header(numpy_type(element_type), &tensor.numpy_shape());
+        Ok(Self { tensor, npy: Some(Npy { header, element_type }) })
     }
 
     pub(super) fn size(&self) -> u64 {
         match &self.npy {
             None => self.tensor.bytes.len() as u64,
-            Some(Npy { header, ggml_type }) => {
-                let numbers = self.tensor.elements().saturating_mul(item_bytes(*ggml_type));
+            Some(Npy { header, element_type }) => {
+                let numbers = self.tensor.elements().saturating_mul(item_bytes(*element_type));
                 numbers.saturating_add(header.len() as u64)
             }
         }
@@ -51,7 +53,7 @@ impl<'t> Content<'t> {
 
     fn write(&self, mut out: impl Write, name: &str) -> Result<(), ErrorBody> {
         let failed = |error: io::Error| file_error(name, &error);
-        let Some(Npy { header, ggml_type }) = &self.npy else {
+        let Some(Npy { header, element_type }) = &self.npy else {
             return out.write_all(&self.tensor.bytes).and_then(|()| out.flush()).map_err(failed);
         };
         out.write_all(header).map_err(failed)?;
@@ -63,12 +65,12 @@ impl<'t> Content<'t> {
             }
             return out.flush().map_err(failed);
         }
-        let converts = numpy_type(*ggml_type) == "<f4" && *ggml_type != GgmlType::F32;
+        let converts = numpy_type(*element_type) == "<f4" && *element_type != GgmlType::F32.into();
         for piece in self.tensor.pieces()? {
             let piece = piece?;
             let converted;
             let bytes = if converts {
-                converted = self.float32(*ggml_type, &piece)?;
+                converted = self.float32(*element_type, &piece)?;
                 &converted
             } else {
                 &*piece
@@ -78,11 +80,13 @@ impl<'t> Content<'t> {
         out.flush().map_err(failed)
     }
 
-    fn float32(&self, ggml_type: GgmlType, piece: &[u8]) -> Result<Vec<u8>, ErrorBody> {
-        let failed = |error| quant_error(&self.tensor.name, &error);
-        let mut numbers = vec![0.0; element_count(ggml_type, piece).map_err(failed)?];
-        dequantize(ggml_type, piece, &mut numbers).map_err(failed)?;
-        Ok(numbers.iter().flat_map(|number| number.to_le_bytes()).collect())
+    /// The numbers of a type that numpy lacks.
+    fn float32(&self, element_type: ElementType, piece: &[u8]) -> Result<Vec<u8>, ErrorBody> {
+        match element_type.values(piece) {
+            Ok(Values::F32(numbers)) => Ok(numbers.iter().flat_map(|number| number.to_le_bytes()).collect()),
+            Ok(_) => Err(internal(format!("type {}: is one of numpy's", self.tensor.type_name))),
+            Err(error) => Err(quant_error(&self.tensor.name, &error)),
+        }
     }
 }
 
@@ -103,27 +107,29 @@ pub(super) fn to_file(content: &Content<'_>, path: &Path, existing: Existing) ->
     target.publish().map_err(|error| write_error(path, &error))
 }
 
-/// Numpy's name for the numbers that a tensor of this type is written as: `float32` for quantised types and `BF16`,
-/// which numpy lacks.
-const fn numpy_type(ggml_type: GgmlType) -> &'static str {
-    match ggml_type {
-        GgmlType::F16 => "<f2",
-        GgmlType::F64 => "<f8",
-        GgmlType::I8 => "|i1",
-        GgmlType::I16 => "<i2",
-        GgmlType::I32 => "<i4",
-        GgmlType::I64 => "<i8",
+/// Numpy's name for the numbers that a tensor of this type is written as: `float32` for quantised types, `BF16` and
+/// the smaller floats, which numpy lacks.
+const fn numpy_type(element_type: ElementType) -> &'static str {
+    match element_type {
+        ElementType::Ggml(GgmlType::F16) => "<f2",
+        ElementType::Ggml(GgmlType::F64) => "<f8",
+        ElementType::Ggml(GgmlType::I8) => "|i1",
+        ElementType::Ggml(GgmlType::I16) => "<i2",
+        ElementType::Ggml(GgmlType::I32) => "<i4",
+        ElementType::Ggml(GgmlType::I64) => "<i8",
+        ElementType::Safetensors(Dtype::Bool) => "|b1",
+        ElementType::Safetensors(Dtype::U8) => "|u1",
+        ElementType::Safetensors(Dtype::U16) => "<u2",
+        ElementType::Safetensors(Dtype::U32) => "<u4",
+        ElementType::Safetensors(Dtype::U64) => "<u8",
+        ElementType::Safetensors(Dtype::C64) => "<c8",
         _ => "<f4",
     }
 }
 
-const fn item_bytes(ggml_type: GgmlType) -> u64 {
-    match ggml_type {
-        GgmlType::I8 => 1,
-        GgmlType::F16 | GgmlType::I16 => 2,
-        GgmlType::F64 | GgmlType::I64 => 8,
-        _ => 4,
-    }
+/// The size of an element of the numpy type, which ends its name.
+fn item_bytes(element_type: ElementType) -> u64 {
+    numpy_type(element_type).get(2..).and_then(|size| size.parse().ok()).unwrap_or_default()
 }
 
 /// The header of an array in C order, with the slowest dimension first.

@@ -9,7 +9,7 @@ use blobd_model::metadata_json::Abridger;
 use blobd_store::{NamedFile, Store};
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::gguf::key_text;
-use blobd_store_format::recipe::Recipe;
+use blobd_store_format::recipe::{Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::tensor::TensorFormat;
 
@@ -81,12 +81,22 @@ pub(crate) fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpE
         layer_info::describe(store, &model, &mut details)?;
     } else if facts.format == Some(FileFormat::SAFETENSORS.name()) {
         layer_info::describe_config(store, &model, &mut details)?;
-        details.quantization = main_type(&recipes);
+        if let Some(quantization) = layer_info::quantization(store, &model)? {
+            details.parameters = quantization.parameters(split_tensors(&recipes));
+            details.quantization = Some(quantization.label());
+        } else {
+            details.quantization = main_type(&recipes);
+        }
     }
     Ok(Shown { details, recipes })
 }
 
-/// The type of most bytes of the tensors: a safetensors file does not name a quantisation.
+fn split_tensors(recipes: &[Arc<Recipe>]) -> impl Iterator<Item = &TensorEntry> + Clone {
+    let split = recipes.iter().filter(|recipe| recipe.format() == Some(TensorFormat::Safetensors));
+    split.flat_map(|recipe| recipe.tensors())
+}
+
+/// The type of most bytes of the tensors, for models whose files do not name a quantisation.
 fn main_type(recipes: &[Arc<Recipe>]) -> Option<String> {
     let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
     for tensor in recipes.iter().flat_map(|recipe| recipe.tensors()) {

@@ -1,6 +1,7 @@
 //! Converts blocks to numbers.
 
 use super::block::BlockLayout;
+use super::element_type::PIECE_ELEMENTS;
 use super::{QuantError, decode, whole_blocks};
 use crate::float::{f32_of_bf16, f32_of_f16};
 use blobd_store_format::gguf::GgmlType;
@@ -14,15 +15,12 @@ pub fn element_count(ggml_type: GgmlType, bytes: &[u8]) -> Result<usize, QuantEr
     Ok(blocks.saturating_mul(elements))
 }
 
-/// Cuts a tensor into pieces of whole blocks. For every type, a piece has 65,536 elements, and the last piece may have
-/// fewer.
-pub fn pieces(ggml_type: GgmlType, bytes: &[u8]) -> Result<impl Iterator<Item = &[u8]>, QuantError> {
-    /// A multiple of every type's block length. As `f32`, a piece takes 256 KiB, which fits a processor's cache.
-    const ELEMENTS: u64 = 1 << 16;
+/// The bytes of a piece of a tensor, if it has whole blocks.
+pub(super) fn piece_bytes(ggml_type: GgmlType, bytes: &[u8]) -> Result<usize, QuantError> {
     let layout = BlockLayout::for_type(ggml_type).ok_or(QuantError::UnknownType { ggml_type })?;
     whole_blocks(&layout, bytes.len())?;
-    let size = usize::try_from(ELEMENTS / layout.elements() * layout.bytes()).unwrap_or(usize::MAX);
-    Ok(bytes.chunks(size))
+    let size = PIECE_ELEMENTS as u64 / layout.elements() * layout.bytes();
+    Ok(usize::try_from(size).unwrap_or(usize::MAX))
 }
 
 /// Converts any whole number of blocks of little-endian data to `f32`.
@@ -62,12 +60,16 @@ pub fn dequantize(ggml_type: GgmlType, bytes: &[u8], out: &mut [f32]) -> Result<
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Values {
-    /// The numbers of quantised types, `F32`, `F16` and `BF16`.
+    /// The numbers of quantised types, `F32` and the smaller floats.
     F32(Vec<f32>),
     /// The numbers of `F64`.
     F64(Vec<f64>),
-    /// The numbers of integer types.
+    /// The numbers of integer types, and 0 and 1 of `BOOL`.
     I64(Vec<i64>),
+    /// The numbers of `U64`.
+    U64(Vec<u64>),
+    /// The real and the imaginary part of each number of `C64`.
+    Complex(Vec<[f32; 2]>),
 }
 
 impl Values {
@@ -93,6 +95,8 @@ impl Values {
             Self::F32(values) => values.len(),
             Self::F64(values) => values.len(),
             Self::I64(values) => values.len(),
+            Self::U64(values) => values.len(),
+            Self::Complex(values) => values.len(),
         }
     }
 
@@ -100,18 +104,23 @@ impl Values {
         self.len() == 0
     }
 
-    /// Appends the numbers as `f64`. Only integers above 2^53 are rounded.
+    /// Appends the numbers as `f64`, of complex numbers both parts. Only integers above 2^53 are rounded.
     #[expect(clippy::cast_precision_loss, reason = "rounding is documented")]
     pub fn append_to(&self, out: &mut Vec<f64>) {
         match self {
             Self::F32(values) => out.extend(values.iter().copied().map(f64::from)),
             Self::F64(values) => out.extend(values),
             Self::I64(values) => out.extend(values.iter().map(|value| *value as f64)),
+            Self::U64(values) => out.extend(values.iter().map(|value| *value as f64)),
+            Self::Complex(values) => out.extend(values.iter().flatten().copied().map(f64::from)),
         }
     }
 }
 
-fn elements<const N: usize, T>(bytes: &[u8], value: impl Fn([u8; N]) -> T) -> impl Iterator<Item = T> {
+pub(super) fn elements<const N: usize, T>(
+    bytes: &[u8],
+    value: impl Fn([u8; N]) -> T,
+) -> impl Iterator<Item = T> {
     bytes.as_chunks().0.iter().map(move |element| value(*element))
 }
 

@@ -1,8 +1,6 @@
 //! Statistics of a tensor's numbers, in two passes.
 
-use blobd_store_format::gguf::GgmlType;
-
-use super::{QuantError, Values, element_count, pieces};
+use super::{ElementType, QuantError};
 
 /// The first pass over a tensor: the count, range and sum of its numbers.
 ///
@@ -147,7 +145,7 @@ impl Histogram {
 /// converted piece by piece, to limit the memory.
 ///
 /// # Errors
-/// [`QuantError::ElementCount`] when the tensors have different numbers of elements, and those of [`Values::from_bytes`].
+/// [`QuantError::ElementCount`] when the tensors have different numbers of elements, and those of [`ElementType::values`].
 ///
 /// ```
 /// use blobd_store_format::gguf::GgmlType;
@@ -158,19 +156,24 @@ impl Histogram {
 /// assert_eq!(relative_rms_error((GgmlType::F32, &original), (GgmlType::I8, &other))?, 0.2);
 /// # Ok::<(), blobd_model::quant::QuantError>(())
 /// ```
-pub fn relative_rms_error(original: (GgmlType, &[u8]), other: (GgmlType, &[u8])) -> Result<f64, QuantError> {
-    let expected = element_count(original.0, original.1)?;
-    let found = element_count(other.0, other.1)?;
+pub fn relative_rms_error(
+    original: (impl Into<ElementType>, &[u8]),
+    other: (impl Into<ElementType>, &[u8]),
+) -> Result<f64, QuantError> {
+    let (original, other): ((ElementType, _), (ElementType, _)) =
+        ((original.0.into(), original.1), (other.0.into(), other.1));
+    let expected = original.0.element_count(original.1)?;
+    let found = other.0.element_count(other.1)?;
     if found != expected {
         return Err(QuantError::ElementCount { found, expected });
     }
     let (mut differences, mut squares) = (Sum::default(), Sum::default());
     let (mut first, mut second) = (Vec::new(), Vec::new());
-    for (original_piece, other_piece) in pieces(original.0, original.1)?.zip(pieces(other.0, other.1)?) {
+    for (original_piece, other_piece) in original.0.pieces(original.1)?.zip(other.0.pieces(other.1)?) {
         first.clear();
         second.clear();
-        Values::from_bytes(original.0, original_piece)?.append_to(&mut first);
-        Values::from_bytes(other.0, other_piece)?.append_to(&mut second);
+        original.0.values(original_piece)?.append_to(&mut first);
+        other.0.values(other_piece)?.append_to(&mut second);
         for (first, second) in first.chunks(Sum::BLOCK).zip(second.chunks(Sum::BLOCK)) {
             let difference = first.iter().zip(second).map(|(a, b)| (a - b) * (a - b));
             differences.add(difference.sum());
@@ -230,6 +233,7 @@ impl Sum {
 
 #[cfg(test)]
 mod tests {
+    use blobd_store_format::gguf::GgmlType;
     use proptest::prelude::*;
 
     use super::*;

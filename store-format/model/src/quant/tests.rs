@@ -245,12 +245,13 @@ fn pieces_have_as_many_elements_for_every_type() {
         assert!(65_536_u64.is_multiple_of(layout.elements()), "{ggml_type}");
         let blocks = usize::try_from(65_536 / layout.elements()).unwrap();
         let tensor = vec![0; (blocks + 1) * size];
-        let lengths: Vec<_> = pieces(ggml_type, &tensor).unwrap().map(<[u8]>::len).collect();
+        let lengths: Vec<_> =
+            ElementType::from(ggml_type).pieces(&tensor).unwrap().map(<[u8]>::len).collect();
         assert_eq!(lengths, [blocks * size, size], "{ggml_type}");
     }
-    assert_eq!(pieces(GgmlType::F32, &[]).unwrap().count(), 0);
-    assert!(pieces(GgmlType::F32, &[0; 3]).is_err());
-    assert!(pieces(GgmlType::from_id(77), &[]).is_err());
+    assert_eq!(ElementType::from(GgmlType::F32).pieces(&[]).unwrap().count(), 0);
+    assert!(ElementType::from(GgmlType::F32).pieces(&[0; 3]).is_err());
+    assert!(ElementType::from(GgmlType::from_id(77)).pieces(&[]).is_err());
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::session::Session;
 
 pub(super) fn run_all(session: &mut Session, sample: &Sample) {
     folders(session, sample);
+    tensors(session, sample);
     other_programs(session, sample);
 }
 
@@ -73,6 +74,24 @@ fn folders(session: &mut Session, sample: &Sample) {
     session.ok("import", ["import", "--move", &moved]);
     session.line("rm", "moved");
     pulled_folder(session, sample);
+}
+
+/// Shows the tensors of safetensors files, and compares two that have one content under different names.
+fn tensors(session: &mut Session, sample: &Sample) {
+    for (model, name) in [("first", "a"), ("second", "b")] {
+        let header = format!(
+            r#"{{"__metadata__":{{"format":"pt"}},"{name}":{{"dtype":"C64","shape":[16],"data_offsets":[0,128]}}}}"#
+        );
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[7; 128]].concat();
+        let path = sample.path(&format!("{model}.safetensors"));
+        fs::write(&path, file).unwrap();
+        session.ok("import", ["import", &path, "--name", model]);
+    }
+    session.line("show --full", "first");
+    session.line("tensor --values", "0..2 first a");
+    session.line("diff", "first second");
+    session.line("diff --values", "first second");
+    session.line("rm", "first second");
 }
 
 /// Pulls a folder from a hub.

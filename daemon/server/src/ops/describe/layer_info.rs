@@ -1,7 +1,7 @@
 //! The facts about a model without a GGUF file, from its layers: one layer per tensor, and `config.json`.
 
 use blobd_client::protocol::response::{ModelDetails, ModelTensor};
-use blobd_model::config::ModelConfig;
+use blobd_model::config::{ConfigQuantization, ModelConfig, QUANTIZATION_FILES};
 use blobd_model::tensor_layers::{DescribedTensor, Quantization, TensorLayers, Totals};
 use blobd_store::{FileReader, Model, Store, StoreError, StoredFile};
 use blobd_store_format::expert::Experts;
@@ -60,6 +60,18 @@ pub(super) fn describe_config(
     details.architecture = config.architecture().map(str::to_owned);
     details.metadata.extend(config.metadata());
     Ok(index)
+}
+
+/// The quantisation that `config.json` or a file of a quantisation tool states.
+pub(super) fn quantization(store: &Store, model: &Model) -> Result<Option<ConfigQuantization>, OpError> {
+    for name in QUANTIZATION_FILES {
+        let json = json(store, model, name)?;
+        let found = json.and_then(|bytes| ConfigQuantization::from_file(name, &bytes));
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
 }
 
 /// The layers that are tensors, with their number in the model.
