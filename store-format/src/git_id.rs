@@ -21,10 +21,30 @@ pub struct GitId([u8; 20]);
 
 impl GitId {
     pub fn of(content: &[u8]) -> Self {
-        let mut hasher = Sha1::new();
-        hasher.update(format!("blob {}\0", content.len()));
+        let mut hasher = GitHasher::new(content.len() as u64);
         hasher.update(content);
-        Self(hasher.finalize().into())
+        hasher.finish()
+    }
+}
+
+/// Computes a [`GitId`] incrementally.
+#[derive(Clone, Debug)]
+pub struct GitHasher(Sha1);
+
+impl GitHasher {
+    /// For content of this length.
+    pub fn new(length: u64) -> Self {
+        let mut hasher = Sha1::new();
+        hasher.update(format!("blob {length}\0"));
+        Self(hasher)
+    }
+
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub fn finish(self) -> GitId {
+        GitId(self.0.finalize().into())
     }
 }
 

@@ -195,6 +195,7 @@ impl ListedFolder {
         }
         faults.extend(faults_of_numbers(&known, &indexes));
         faults.extend(texts.get(MODEL_INDEX).into_iter().flat_map(|text| faults_of_pipeline(text, &known)));
+        faults.extend(stored_whole(&files));
         let kind = kind(&known, texts.get(CONFIG));
         Ok(FolderPlan { files, left_out, kind, faults, indexes })
     }
@@ -391,6 +392,13 @@ fn faults_of_pipeline(text: &[u8], known: &Known<'_>) -> Vec<FolderFault> {
     let named = index.into_iter().filter(|(_, value)| is_component(value)).map(|(name, _)| name);
     let missing = named.filter(|name| !name.starts_with('_') && !known.has_folder(name));
     missing.map(|component| FolderFault::NoComponent { component }).collect()
+}
+
+/// Names the files with weights that are not split: nothing of them is shared, which their user may not expect.
+fn stored_whole(files: &[FolderFile]) -> Option<FolderFault> {
+    let whole = files.iter().filter(|file| has_other_weights(&file.path));
+    let paths: Vec<String> = whole.map(|file| file.path.clone()).collect();
+    (!paths.is_empty()).then_some(FolderFault::StoredWhole { paths })
 }
 
 fn kind(known: &Known<'_>, config: Option<&Vec<u8>>) -> FolderKind {

@@ -14,6 +14,7 @@ use self::tag::{Tag, parts_of_name};
 use crate::derived_name::part;
 use crate::file_format::FileFormat;
 use crate::source::{Components, Draft, Projector};
+use crate::text::one_line;
 
 /// The default quantisations, in this order, if the tag is left out.
 const DEFAULT_TAGS: [&str; 2] = ["Q4_K_M", "Q8_0"];
@@ -55,7 +56,7 @@ pub enum Refusal {
         /// The path of each; of shards, the first that is there.
         candidates: Vec<String>,
     },
-    #[error("shards are missing")]
+    #[error("{} of {count} shards missing: {}", missing.len(), named(missing))]
     MissingShards {
         count: usize,
         /// The numbers, from 1, and paths of those that are missing.
@@ -64,6 +65,14 @@ pub enum Refusal {
     #[error("no such projector")]
     NoProjector { projectors: Vec<String> },
 }
+
+/// The paths of missing shards, as many as fit a line.
+fn named(missing: &[(usize, String)]) -> String {
+    one_line(&missing.iter().map(|(_, path)| path.as_str()).collect::<Vec<_>>(), MAX_LINE)
+}
+
+/// The most characters of a list of names in an error.
+const MAX_LINE: usize = 240;
 
 /// A model of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]

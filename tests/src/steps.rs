@@ -97,7 +97,12 @@ impl Step {
             Self::PullInTwoParts { file, name } => pulls::pull_in_two_parts(store, file, &reference(name)),
             Self::PullTwice { file, name } => pulls::pull_twice(store, file, &reference(name)),
             Self::Tag { source, target } => {
-                let params = TagParams { source: reference(source), target: reference(target), force: true };
+                let params = TagParams {
+                    source: reference(source),
+                    target: reference(target),
+                    force: true,
+                    origin: None,
+                };
                 ops::tag(store, Requester::own(), &ops::CallerPolicy::default(), &params).map(|_| ())
             }
             Self::Promote { name, .. } => promote(store, name),

@@ -288,7 +288,8 @@ mod tests {
     #[test]
     fn parameters_name_models_as_the_records_of_what_was_done() {
         let name = |text: &str| text.parse::<Reference>().unwrap();
-        let tag = TagParams { source: name("a"), target: name("library/b:latest"), force: false };
+        let tag =
+            TagParams { source: name("a"), target: name("library/b:latest"), force: false, origin: None };
         assert_eq!(
             tag.subject(),
             Subject { model: Some("b:latest".into()), source: Some("a:latest".into()), verb: None }

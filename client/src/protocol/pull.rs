@@ -330,7 +330,7 @@ pub struct Imported {
     /// The files of a list, if there are at most 256.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<ImportedFile>,
-    /// The bytes of the file that were written.
+    /// The bytes of the blobs that were written, the model's configuration of a few hundred bytes included.
     pub new_bytes: u64,
     /// The bytes of the file that were already stored.
     pub reused_bytes: u64,

@@ -324,6 +324,24 @@ pub struct TagParams {
     /// administer, and the pin stays with the name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
+    /// For the import of a model whose files are stored under another name already: its own origin. Otherwise the new name
+    /// has the origin of `source`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<ImportOrigin>,
+}
+
+/// Where an imported model comes from, as in [`ImportParams`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImportOrigin {
+    /// The name of the file, or of the model in the store of another program.
+    pub file_name: String,
+    /// Where another program says that it pulled the model from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copied_from: Option<PullSource>,
+    /// The program in whose store the model was found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -73,7 +73,10 @@ fn each_verb_has_its_route_and_body() {
             .freed_bytes,
         1
     );
-    assert_eq!(client.tag(&TagParams { source: a, target: b, force: false }).unwrap().name, "b");
+    assert_eq!(
+        client.tag(&TagParams { source: a, target: b, force: false, origin: None }).unwrap().name,
+        "b"
+    );
     assert!(client.gc(&GcParams { dry_run: true, ..GcParams::default() }).unwrap().dry_run);
 
     let calls = calls.lock().unwrap();

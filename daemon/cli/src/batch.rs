@@ -65,12 +65,25 @@ impl<'g, T: Serialize> Batch<'g, T> {
 
     /// With `--json`, prints the results under `key` and the failures under `failed`; then see [`Self::result`].
     pub(super) fn finish(self, key: &str, what: [&str; 2]) -> Result<(), ErrorBody> {
+        self.finish_with(key, None::<(&str, ())>, what)
+    }
+
+    /// As [`Self::finish`], with another key of the document.
+    pub(super) fn finish_with(
+        self,
+        key: &str,
+        more: Option<(&str, impl Serialize)>,
+        what: [&str; 2],
+    ) -> Result<(), ErrorBody> {
         let Self { global, count, done, failed, .. } = &self;
         if global.json && (*count > 1 || failed.is_empty()) {
             let mut document = Map::new();
             document.insert(key.to_owned(), value(done)?);
             if !failed.is_empty() {
                 document.insert("failed".to_owned(), value(failed)?);
+            }
+            if let Some((key, more)) = more {
+                document.insert(key.to_owned(), value(&more)?);
             }
             print_json(&document)?;
         }

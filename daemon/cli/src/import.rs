@@ -66,19 +66,19 @@ pub(super) struct Params {
     /// always done for a folder
     #[arg(long)]
     with_sidecars: bool,
-    /// Take exactly the files of a folder that match one of these patterns, in any format
+    /// Take exactly the files of a folder that match one of these patterns, in any format; with --from, of each model
     #[arg(long, value_name = "PATTERN")]
     include: Vec<String>,
-    /// Leave out the files of a folder that match one of these patterns
+    /// Leave out the files of a folder that match one of these patterns; with --from, of each model
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<String>,
-    /// Follow links that lead out of a folder
+    /// Follow links that lead out of a folder or of another program's store
     #[arg(long)]
     follow: bool,
     /// Delete each file when all models that have it are stored
     #[arg(long = "move", conflicts_with_all = ["from_program", "list", "follow"])]
     moves: bool,
-    /// Print which files each model would have, and import nothing
+    /// Print which files each model would have, or with --from what it would add to the store, and import nothing
     #[arg(long)]
     list: bool,
 }
@@ -231,7 +231,8 @@ fn import_file(
     let files: Vec<_> = std::iter::once(&file).chain(&opened).map(File::as_fd).collect();
     let bar = bars.item(&shown, 0);
     let imported = client.import_files(&request, &files, |completed, total| bar.set(completed, total));
-    let mut imported = imported.map_err(client_error)?;
+    let located = |error| report::located(error, None, [(shown.as_ref(), path)]);
+    let mut imported = imported.map_err(client_error).map_err(located)?;
     if !params.with_sidecars {
         imported.effects.notes.extend(sidecar_note(sidecars));
     }
@@ -260,7 +261,7 @@ fn import_list(
     let open = |number| model.open(number).map(Into::into);
     let bar = bars.item(&model.file_name(), model.size());
     let imported = client.import_listed(&request, open, |completed, total| bar.set(completed, total));
-    let mut imported = imported.map_err(client_error)?;
+    let mut imported = imported.map_err(client_error).map_err(|error| model.located(error))?;
     imported.effects.notes.extend(model.notes());
     Ok(imported)
 }

@@ -8,14 +8,18 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use blobd_store_format::model_folder::Selection;
+
 use self::folders::Layout;
 use crate::local_folder::Links;
 use crate::{ErrorBody, ErrorCode, Reference, usage};
 
+mod boundary;
 mod file_list;
 mod folders;
 mod found;
 mod hub;
+mod jan;
 mod llama_cpp;
 mod ollama;
 mod plan;
@@ -26,6 +30,14 @@ mod registry_stores;
 pub(super) use found::{FoundFile, FoundModel};
 pub(super) use plan::{Plan, PlannedModel, StoredModels, table};
 pub(super) use record::Record;
+
+/// How stores are read.
+#[derive(Debug)]
+pub(super) struct ScanOptions<'s> {
+    pub(super) links: Links,
+    /// Which files of each model are taken.
+    pub(super) selection: &'s Selection,
+}
 
 /// A program whose models can be imported.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +59,7 @@ enum Reader {
     Folders(&'static Layout),
     Own {
         is_store: fn(&Path) -> bool,
-        models: fn(&Path, Links) -> Result<Vec<FoundModel>, ErrorBody>,
+        models: fn(&Path, &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody>,
     },
 }
 
@@ -102,6 +114,11 @@ impl Program {
         Self { uses_all_folders: true, ..self }
     }
 
+    /// Whether the program's manifests say which files a model has.
+    fn has_own_choice(&self) -> bool {
+        ["ollama", "docker-model-runner", "llmman"].contains(&self.key)
+    }
+
     /// Whether the folder has models of the program. Reads names only.
     fn has_models(&self, folder: &Path) -> bool {
         match self.reader {
@@ -110,10 +127,18 @@ impl Program {
         }
     }
 
-    fn models(&self, folder: &Path, links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
+    fn models(&self, folder: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
+        if !self.has_own_choice() || options.selection.is_default() {
+            return self.all_models(folder, options);
+        }
+        let message = format!("--include and --exclude: the manifests of {} list the files", self.title);
+        Err(usage(format!("{message}: expected no pattern of files")))
+    }
+
+    fn all_models(&self, folder: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
         let mut models = match self.reader {
-            Reader::Folders(layout) => folders::models(folder, links, layout)?,
-            Reader::Own { models, .. } => models(folder, links)?,
+            Reader::Folders(layout) => folders::models(folder, options, layout)?,
+            Reader::Own { models, .. } => models(folder, options)?,
         };
         make_distinct(&mut models);
         Ok(models)
@@ -144,29 +169,34 @@ pub(super) fn program(key: &str) -> Result<&'static Program, ErrorBody> {
     found.ok_or_else(|| usage(format!("--from: unknown program {key:?}: expected {} or all", known())))
 }
 
-/// The stores of a program: that in `folder`, or those in its usual places.
+/// Whether a path is a cache of Hugging Face's libraries, or one repository in it.
+pub(super) fn is_hub_cache(path: &Path) -> bool {
+    hub::is_store(path)
+}
+
+/// The stores of a program: those in the `given` folders, or in its usual places.
 ///
 /// # Errors
-/// When no folder has a store of the program, or the models cannot be listed.
+/// When a folder has no store of the program, or the models cannot be listed.
 pub(super) fn find(
     program: &'static Program,
-    folder: Option<&Path>,
-    links: Links,
+    given: &[PathBuf],
+    options: &ScanOptions<'_>,
 ) -> Result<Vec<FoundStore>, ErrorBody> {
-    let folders = match folder {
-        Some(folder) if program.has_models(folder) => vec![folder.to_owned()],
-        Some(folder) => return Err(not_found(program, &[folder.to_owned()], true)),
-        None => program.folders(),
-    };
+    if let Some(other) = given.iter().find(|folder| !program.has_models(folder)) {
+        return Err(not_found(program, std::slice::from_ref(other), true));
+    }
+    let folders = if given.is_empty() { program.folders() } else { given.to_vec() };
     if folders.is_empty() {
         return Err(not_found(program, &(program.default_folders)(), false));
     }
-    let store = |folder: PathBuf| Ok(FoundStore { program, models: program.models(&folder, links)?, folder });
+    let store =
+        |folder: PathBuf| Ok(FoundStore { program, models: program.models(&folder, options)?, folder });
     folders.into_iter().map(store).collect()
 }
 
 /// All stores that are in the usual places of their programs. A folder of several programs counts for the first.
-pub(super) fn find_all(links: Links) -> Result<Vec<FoundStore>, ErrorBody> {
+pub(super) fn find_all(options: &ScanOptions<'_>) -> Result<Vec<FoundStore>, ErrorBody> {
     let (mut stores, mut seen) = (Vec::new(), BTreeSet::new());
     for program in &PROGRAMS {
         for folder in program.folders() {
@@ -174,7 +204,7 @@ pub(super) fn find_all(links: Links) -> Result<Vec<FoundStore>, ErrorBody> {
             // Lemonade reads other models than the hub's libraries do in the same folder.
             let is_new = seen.insert(place) || program.key == "lemonade";
             if is_new {
-                stores.push(FoundStore { program, models: program.models(&folder, links)?, folder });
+                stores.push(FoundStore { program, models: program.models(&folder, options)?, folder });
             }
         }
     }

@@ -72,7 +72,8 @@ pub(super) fn tag(global: &Global, args: &TagArgs) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let client = &connected.client;
     let (source, target) = (only(global, client, &args.source)?, args.target.clone());
-    let tagged = client.tag(&TagParams { source, target, force: args.force }).map_err(client_error)?;
+    let tagged =
+        client.tag(&TagParams { source, target, force: args.force, origin: None }).map_err(client_error)?;
     print_report(global, &tagged, |Tagged { name, digest, effects, .. }| {
         format!("{} {}\n{}", printable(name), digest.short(), lost_models::effects(effects))
     })

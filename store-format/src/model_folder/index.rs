@@ -9,6 +9,7 @@ use super::{Known, folder_of};
 use crate::file_format::FileFormat;
 use crate::json_error::reason;
 use crate::manifest::is_file_name;
+use crate::text::one_line;
 
 /// Something that is wrong with a folder.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,6 +47,20 @@ pub enum FolderFault {
     NotSafetensors { index: String, file: String },
     #[error("{component}/: missing: model_index.json names this component")]
     NoComponent { component: String },
+    #[error(
+        "{}: stored whole, as a pattern includes {}: no tensor of {} is shared",
+        one_line(paths, MAX_LINE),
+        of(paths),
+        of(paths)
+    )]
+    StoredWhole { paths: Vec<String> },
+}
+
+/// The most characters of a list of names in an error.
+const MAX_LINE: usize = 240;
+
+const fn of(paths: &[String]) -> &'static str {
+    if paths.len() == 1 { "it" } else { "them" }
 }
 
 fn named_by(index: Option<&str>) -> String {
@@ -76,7 +91,8 @@ impl FolderFault {
             | Self::TotalSize { .. }
             | Self::StrayFile { .. }
             | Self::NotInIndex { .. }
-            | Self::NoComponent { .. } => false,
+            | Self::NoComponent { .. }
+            | Self::StoredWhole { .. } => false,
         }
     }
 }

@@ -67,8 +67,18 @@ impl Selection {
         !self.include.is_empty()
     }
 
+    /// Whether there are no patterns.
+    pub fn is_default(&self) -> bool {
+        self.include.is_empty() && self.exclude.is_empty()
+    }
+
+    /// Whether a GGUF file, which is a model of its own, is taken.
+    pub fn takes_gguf(&self, file: &FolderFile) -> bool {
+        matches!(self.reason_against(file), None | Some(Reason::Gguf | Reason::Original))
+    }
+
     /// Why the file is left out; `None` if it is taken.
-    pub(super) fn reason_against(&self, file: &FolderFile) -> Option<Reason> {
+    pub fn reason_against(&self, file: &FolderFile) -> Option<Reason> {
         let is_match = |patterns: &[Glob]| patterns.iter().any(|pattern| pattern.matches(&file.path));
         if let Some(reason) = never_taken(&file.path) {
             return Some(reason);
@@ -84,7 +94,7 @@ impl Selection {
 
 impl Reason {
     /// Whether the file has weights that could be taken.
-    pub(super) const fn is_weights(self) -> bool {
+    pub const fn is_weights(self) -> bool {
         matches!(self, Self::Pickle | Self::OtherFormat | Self::Gguf)
     }
 }

@@ -429,3 +429,29 @@ proptest! {
         let _ = listed(&[INDEX, ONE, "config.json", "model_index.json"]).plan(&texts.into()).unwrap();
     }
 }
+
+#[test]
+fn weights_that_are_stored_whole_are_named() {
+    let files = ["model.safetensors", "a.bin", "onnx/b.onnx"];
+    let files = files.map(|path| FolderFile { path: path.to_owned(), size: 1 });
+    let plan = |includes: &[&'static str]| {
+        let selection = Selection::new(includes.iter().copied(), []);
+        let listed = ListedFolder::new(files.clone(), &selection).unwrap();
+        listed.plan(&BTreeMap::new()).unwrap().faults().to_vec()
+    };
+    assert_eq!(plan(&[]), []);
+    let [fault] = plan(&["*"]).try_into().unwrap();
+    let expected =
+        "a.bin, onnx/b.onnx: stored whole, as a pattern includes them: no tensor of them is shared";
+    assert_eq!((fault.to_string(), fault.is_fatal()), (expected.to_owned(), false));
+}
+
+#[test]
+fn gguf_files_are_taken_unless_the_patterns_leave_them_out() {
+    let takes = |includes: &[&'static str], excludes: &[&'static str]| {
+        let file = FolderFile { path: "q/m-Q8_0.gguf".to_owned(), size: 1 };
+        Selection::new(includes.iter().copied(), excludes.iter().copied()).takes_gguf(&file)
+    };
+    assert!(takes(&[], &[]) && takes(&["*"], &[]) && takes(&["*.gguf"], &["*.bin"]));
+    assert!(!takes(&["*.json"], &[]) && !takes(&["*"], &["q/"]));
+}

@@ -99,7 +99,7 @@ impl Verbs for InProcess {
     }
 
     fn tag_with(&self, source: &str, target: &str, force: bool) -> Result<Tagged, ErrorBody> {
-        let params = TagParams { source: reference(source), target: reference(target), force };
+        let params = TagParams { source: reference(source), target: reference(target), force, origin: None };
         ops::tag(&self.store, Requester::own(), &ops::CallerPolicy::default(), &params)
             .map_err(|error| error.body())
     }

@@ -78,7 +78,7 @@ impl Verbs for ThroughSocket {
 
     fn tag_with(&self, source: &str, target: &str, force: bool) -> Result<Tagged, ErrorBody> {
         self.client
-            .tag(&TagParams { source: reference(source), target: reference(target), force })
+            .tag(&TagParams { source: reference(source), target: reference(target), force, origin: None })
             .map_err(body)
     }
 

@@ -83,8 +83,12 @@ fn imports_removals_and_collections_at_once_break_no_model() {
         }
         scope.spawn(move || {
             for round in 0..ROUNDS {
-                let params =
-                    TagParams { source: "a".parse().unwrap(), target: "c".parse().unwrap(), force: true };
+                let params = TagParams {
+                    source: "a".parse().unwrap(),
+                    target: "c".parse().unwrap(),
+                    force: true,
+                    origin: None,
+                };
                 unless_gone(client.tag(&params));
                 remove(client, if round % 2 == 0 { "c" } else { "b" });
             }

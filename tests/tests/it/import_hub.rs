@@ -1,9 +1,11 @@
 //! Imports of the models in the cache of Hugging Face's libraries.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use blobd_store_format::git_id::GitId;
 use blobd_tests::command::Run;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -36,22 +38,40 @@ impl Cache {
     }
 
     fn add_to(&self, (name, commit): (&str, &str), path: &str, bytes: &[u8]) {
+        self.add_blob((name, commit), path, (bytes, &sha256(bytes)));
+    }
+
+    /// Adds a file whose blob has this name.
+    fn add_blob(&self, (name, commit): (&str, &str), path: &str, (bytes, etag): (&[u8], &str)) {
         let repository = self.repository(name);
         let place = repository.join("snapshots").join(commit).join(path);
-        let blob = repository.join("blobs").join(sha256(bytes));
+        let blob = repository.join("blobs").join(etag);
         for folder in [repository.join("refs"), repository.join("blobs"), place.parent().unwrap().into()] {
             fs::create_dir_all(folder).unwrap();
         }
         fs::write(&blob, bytes).unwrap();
         let up = "../".repeat(path.matches('/').count() + 2);
-        symlink(format!("{up}blobs/{}", sha256(bytes)), place).unwrap();
+        symlink(format!("{up}blobs/{etag}"), place).unwrap();
     }
 
-    /// Writes what the hub said about the files of `main`: path, size and digest.
+    /// Replaces the link to a file by the file, as where there are no links.
+    fn unlink(&self, name: &str, path: &str) -> PathBuf {
+        let place = self.snapshot(name).join(path);
+        let bytes = fs::read(&place).unwrap();
+        fs::remove_file(&place).unwrap();
+        fs::write(&place, bytes).unwrap();
+        place
+    }
+
+    /// Writes what the hub said about the files of `main`: path, size, and SHA-256 or git's SHA-1.
     fn add_tree(&self, name: &str, version: u64, files: &[(&str, u64, &str)]) {
         let file = |(path, size, digest): &(&str, u64, &str)| {
-            let file =
-                json!({ "size": size, "blob_id": "0".repeat(40), "lfs_sha256": digest, "lfs_size": size });
+            let file = match digest.len() {
+                40 => json!({ "size": size, "blob_id": digest }),
+                _ => {
+                    json!({ "size": size, "blob_id": "0".repeat(40), "lfs_sha256": digest, "lfs_size": size })
+                }
+            };
             ((*path).to_owned(), file)
         };
         let files: serde_json::Map<String, Json> = files.iter().map(file).collect();
@@ -151,7 +171,10 @@ fn links_out_of_the_cache_and_dangling_links_are_named_and_not_followed() {
     fs::remove_dir_all(cache.repository("ben/dangling").join("blobs")).unwrap();
     let imported = cache.import(&daemon, &[]).exits_with(1).json();
     let failed = imported["failed"].to_string();
-    assert!(failed.contains("outside of the cache") && failed.contains("is missing"), "{failed}");
+    for text in ["found a link to a file outside of it", "--follow", "is missing", "download the model again"]
+    {
+        assert!(failed.contains(text), "{text}: {failed}");
+    }
     check_empty(daemon.root());
 }
 
@@ -205,7 +228,7 @@ fn tree_of_a_commit_says_what_is_stored_and_what_is_missing() {
     let listed = |cache: &Cache| cache.import(&daemon, &["--list"]).succeeds().json()["models"][0].clone();
     let files = [
         ("model.safetensors", weights.len() as u64, sha256(&weights)),
-        ("config.json", 2, "0".repeat(64)),
+        ("config.json", 2, sha256(b"{}")),
         ("tokenizer.json", 7, "0".repeat(64)),
         ("vocab.txt", 7, "0".repeat(64)),
         ("pytorch_model.bin", 7, "0".repeat(64)),
@@ -308,6 +331,191 @@ fn damaged_file_is_named_and_nothing_of_its_model_is_kept() {
     let blob = cache.repository("ann/tiny").join("blobs").join(sha256(&model));
     flip_byte(&blob, model.len() as u64 - 1);
     let error = cache.import(&daemon, &[]).exits_with(1).error();
-    assert!(error.message.contains("tiny-Q8_0.gguf: wrong digest"), "{error}");
+    let expected = format!("hf.co/ann/tiny:Q8_0: tiny-Q8_0.gguf ({}): wrong digest", blob.display());
+    assert!(error.message.contains(&expected), "{error}");
     check_empty(daemon.root());
+}
+
+fn git_id(bytes: &[u8]) -> String {
+    GitId::of(bytes).to_string()
+}
+
+/// The errors of an import of several models, by their names.
+fn failures(run: &Json) -> BTreeMap<String, String> {
+    let text = |value: &Json| value.as_str().unwrap().to_owned();
+    let failed = run["failed"].as_array().unwrap().iter();
+    failed.map(|one| (text(&one["name"]), text(&one["error"]["message"]))).collect()
+}
+
+#[test]
+fn small_file_must_be_the_git_object_that_its_name_says() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    for (name, config) in [("ann/good", b"{\"a\":1}"), ("ann/damaged", b"{\"a\":2}")] {
+        cache.add(name, "model.safetensors", &safetensors());
+        cache.add_blob((name, COMMIT), "config.json", (config, &git_id(b"{\"a\":1}")));
+    }
+    let run = cache.import(&daemon, &[]).exits_with(1).json();
+    assert_eq!(names(&run["imported"]), ["hf.co/ann/good:latest"]);
+    let error = &failures(&run)["hf.co/ann/damaged:latest"];
+    let blob = cache.repository("ann/damaged").join("blobs").join(git_id(b"{\"a\":1}"));
+    let expected = format!("hf.co/ann/damaged:latest: config.json ({}): wrong digest", blob.display());
+    assert!(error.starts_with(&expected) && error.contains(&git_id(b"{\"a\":2}")), "{error}");
+    check_blobs(daemon.root());
+    // The folder itself claims nothing.
+    let folder = cache.snapshot("ann/damaged").display().to_string();
+    daemon.command().run(["import", &folder, "--name", "as-it-is"]).succeeds();
+}
+
+#[test]
+fn files_must_be_those_in_the_list_of_the_commit() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let (weights, config) = (safetensors(), b"{}");
+    let size = weights.len() as u64;
+    let (weights_id, config_id) = (sha256(&weights), git_id(config));
+    let (other_digest, other_id) = ("a".repeat(64), "a".repeat(40));
+    let cases = [
+        ("ann/good", (size, &weights_id), (2, &config_id), None),
+        ("ann/short", (size + 1, &weights_id), (2, &config_id), Some("wrong size")),
+        ("ann/weights", (size, &other_digest), (2, &config_id), Some("wrong digest")),
+        ("ann/config", (size, &weights_id), (2, &other_id), Some("wrong digest")),
+        ("ann/long", (size, &weights_id), (1, &config_id), Some("wrong size")),
+        ("ann/linked", (size, &other_digest), (2, &config_id), Some("found a link to")),
+        ("ann/named", (size, &weights_id), (2, &other_id), Some("found a link to")),
+    ];
+    for (name, (size, digest), (config_size, id), error) in &cases {
+        cache.add(name, "model.safetensors", &weights);
+        cache.add_blob((name, COMMIT), "config.json", (config, &config_id));
+        if *error != Some("found a link to") {
+            cache.unlink(name, "model.safetensors");
+            cache.unlink(name, "config.json");
+        }
+        cache.add_tree(name, 1, &[("model.safetensors", *size, digest), ("config.json", *config_size, id)]);
+    }
+    let run = cache.import(&daemon, &[]).exits_with(1).json();
+    assert_eq!(names(&run["imported"]), ["hf.co/ann/good:latest"]);
+    let failures = failures(&run);
+    for (name, .., error) in &cases[1..] {
+        let found = &failures[&format!("hf.co/{name}:latest")];
+        assert!(
+            found.contains(error.unwrap()) && found.contains(cache.0.to_str().unwrap()),
+            "{name}: {found}"
+        );
+    }
+    assert_eq!(failures.len(), cases.len() - 1);
+}
+
+#[test]
+fn repository_of_pickles_is_left_out_unless_a_pattern_includes_them() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    cache.add("ann/pickle", "config.json", b"{}");
+    cache.add("ann/pickle", "pytorch_model.bin", b"not read");
+    cache.add("ben/both", "model.safetensors", &safetensors());
+    cache.add("ben/both", "pytorch_model.bin", b"not read");
+    cache.add("ben/both", "both-Q8_0.gguf", &ModelFile::dense(1).bytes());
+    let listed = cache.import(&daemon, &["--list"]).succeeds().json();
+    let models = &listed["models"];
+    assert_eq!(names(models), ["hf.co/ann/pickle:latest", "hf.co/ben/both:Q8_0", "hf.co/ben/both:latest"]);
+    assert_eq!((&models[0]["state"], &models[0]["max_new_bytes"]), (&json!("left_out"), &Json::Null));
+    assert!(models[0]["reason"].as_str().unwrap().contains("pytorch_model.bin: a pickle"), "{listed}");
+    let run = cache.import(&daemon, &["hf.co/ben/*", "hf.co/ann/*"]).succeeds().json();
+    assert_eq!(names(&run["imported"]), ["hf.co/ben/both:Q8_0", "hf.co/ben/both:latest"]);
+    assert_eq!(run["left_out"][0]["name"], "hf.co/ann/pickle:latest");
+    let error = cache.import(&daemon, &["hf.co/ann/pickle"]).exits_with(1).error();
+    assert!(error.hint.is_some_and(|hint| hint.contains("--include")), "{}", error.message);
+    let whole = "stored whole, as a pattern includes it: no tensor of it is shared";
+    let included = ["hf.co/ann/pickle", "--include", "*"];
+    let listed = cache.import(&daemon, &[&included[..], &["--list"]].concat()).succeeds().json();
+    assert!(listed["models"][0]["notes"][0].as_str().unwrap().ends_with(whole), "{listed}");
+    let run = cache.import(&daemon, &included).succeeds().json();
+    assert!(run["imported"][0]["notes"].to_string().contains(whole), "{run}");
+    assert_eq!(run["imported"][0]["file_count"], 2);
+    // Patterns choose among the GGUF files too.
+    let listed = cache.import(&daemon, &["hf.co/ben/*", "--exclude", "*.gguf", "--list"]).succeeds().json();
+    assert_eq!(names(&listed["models"]), ["hf.co/ben/both:latest"]);
+    let listed = cache.import(&daemon, &["hf.co/ben/*", "--include", "*.gguf", "--list"]).succeeds().json();
+    assert_eq!(names(&listed["models"]), ["hf.co/ben/both:Q8_0"]);
+}
+
+#[test]
+fn folder_of_one_repository_is_imported_as_the_cache_with_it() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let model = ModelFile::dense(1).bytes();
+    cache.add("ann/tiny", "tiny-Q8_0.gguf", &model);
+    cache.add("ben/other", "other-Q8_0.gguf", &ModelFile::dense(2).bytes());
+    // Its content is in the files that all repositories share.
+    let blob = cache.repository("ann/tiny").join("blobs").join(sha256(&model));
+    let shared = cache.0.join("blobs/a9/a9");
+    fs::create_dir_all(shared.parent().unwrap()).unwrap();
+    fs::rename(&blob, &shared).unwrap();
+    symlink("../../blobs/a9/a9", &blob).unwrap();
+    let folder = cache.repository("ann/tiny").display().to_string();
+    let blobd = daemon.command();
+    let listed = blobd.run(["import", &format!("--from-hf={folder}"), "--list", "--json"]).succeeds().json();
+    assert_eq!(names(&listed["models"]), ["hf.co/ann/tiny:Q8_0"]);
+    let run = blobd.run(["import", &folder, "--json"]).succeeds().json();
+    assert_eq!(names(&run["imported"]), ["hf.co/ann/tiny:Q8_0"]);
+    // A link to another folder beside it is not followed.
+    fs::remove_file(&blob).unwrap();
+    fs::write(cache.0.join("secret"), &model).unwrap();
+    symlink("../../secret", &blob).unwrap();
+    blobd.line("rm hf.co/ann/tiny:Q8_0").succeeds();
+    let error = blobd.run(["import", &folder, "--json"]).exits_with(1).error();
+    assert!(error.message.contains("outside of it"), "{error}");
+    let run = blobd.run(["import", &folder, "--json", "--follow"]).succeeds().json();
+    assert_eq!(names(&run["imported"]), ["hf.co/ann/tiny:Q8_0"]);
+    let run = blobd.run(["import", &cache.0.display().to_string(), "--json"]).succeeds().json();
+    assert_eq!(names(&run["imported"]), ["hf.co/ben/other:Q8_0"]);
+    let other = daemon.scratch().join("other");
+    fs::create_dir(&other).unwrap();
+    let run = blobd.run(["import", &folder, other.to_str().unwrap(), "--json"]).exits_with(1).json();
+    assert!(failures(&run)[&folder].contains("a cache of Hugging Face's libraries"), "{run}");
+}
+
+#[test]
+fn missing_shards_and_snapshots_are_named_with_what_to_do() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let shards = ModelFile::dense(1).shards(3);
+    cache.add("ann/big", "Q8_0/m-Q8_0-00001-of-00003.gguf", &shards[0].bytes());
+    cache.add("ben/gone", "m-Q8_0.gguf", &ModelFile::dense(2).bytes());
+    fs::write(cache.repository("ben/gone").join("refs/main"), "9".repeat(40)).unwrap();
+    let run = cache.import(&daemon, &["hf.co/ann/*", "hf.co/ben/gone:latest"]).exits_with(1).json();
+    let failed = &run["failed"];
+    let error = failed[0]["error"]["message"].as_str().unwrap();
+    let missing = "2 of 3 shards missing: Q8_0/m-Q8_0-00002-of-00003.gguf, Q8_0/m-Q8_0-00003-of-00003.gguf";
+    assert!(error.contains(missing), "{error}");
+    let error = failed[1]["error"]["message"].as_str().unwrap();
+    assert!(error.contains(&"9".repeat(40)) && error.contains("refs/main"), "{error}");
+    let has_hint =
+        |one: &Json| one["error"]["hint"].as_str().is_some_and(|hint| hint.contains("pull the model again"));
+    assert!(failed.as_array().unwrap().iter().all(has_hint), "{run}");
+}
+
+#[test]
+fn list_says_what_each_model_adds_at_most_and_what_it_shares() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let (first, second) = (ModelFile::dense(1).bytes(), ModelFile::dense(2).bytes());
+    cache.add("ann/one", "one-Q8_0.gguf", &first);
+    cache.add("ben/two", "two-Q8_0.gguf", &second);
+    cache.add("cat/three", "three-Q8_0.gguf", &second);
+    let costs = || {
+        let listed = cache.import(&daemon, &["--list"]).succeeds().json();
+        let models = listed["models"].as_array().unwrap().iter();
+        let of = |model: &Json| {
+            (model["max_new_bytes"].as_u64().unwrap(), model["shared_bytes"].as_u64().unwrap())
+        };
+        (models.map(of).collect::<Vec<_>>(), listed["max_new_bytes"].as_u64().unwrap())
+    };
+    let [one, two] = [&first, &second].map(|bytes| bytes.len() as u64);
+    assert_eq!(costs(), (vec![(one, 0), (two, 0), (0, two)], one + two));
+    cache.import(&daemon, &["hf.co/ben/two:*"]).succeeds();
+    assert_eq!(costs(), (vec![(one, 0), (0, two), (0, two)], one));
+    let text = daemon.command().run(["import", &format!("--from-hf={}", cache.0.display()), "--list"]);
+    let text = text.succeeds().text();
+    assert!(text.contains("ADDS") && text.contains("at most"), "{text}");
 }

@@ -169,15 +169,16 @@ fn unusable_models_are_reported_and_the_others_imported() {
     assert_eq!(imported["imported"].as_array().unwrap().len(), 1, "{imported}");
     let failed: Vec<_> = imported["failed"].as_array().unwrap().iter().map(ToString::to_string).collect();
     for (name, what) in [
-        ("missing:latest", "is missing"),
+        ("missing:latest", "is missing: expected a file of"),
         ("damaged:latest", "wrong digest"),
         ("short:latest", "found 4"),
         ("good:broken", "manifest"),
-        ("good:link", "outside of the store"),
+        ("good:link", "found a link to a file outside of it"),
     ] {
         let of_name = |text: &&String| text.contains(&format!("\"name\":\"{name}\""));
         let error = failed.iter().find(of_name).unwrap_or_else(|| panic!("{name}: {failed:?}"));
         assert!(error.contains(what) && !error.contains("secret"), "{error}");
+        assert!(error.contains(ollama.0.to_str().unwrap()) && error.contains("\"hint\""), "{error}");
     }
     check_blobs(daemon.root());
 }
@@ -271,4 +272,72 @@ fn folder_without_a_store_is_named() {
     let run = daemon.command().run(["import", "--from-ollama=/nonexistent/models"]).exits_with(3);
     assert!(run.stderr.contains("/nonexistent/models"), "{}", run.stderr);
     check_empty(daemon.root());
+}
+
+#[test]
+fn each_name_has_its_own_origin() {
+    let daemon = TestDaemon::start();
+    let ollama = Ollama::new(daemon.scratch());
+    let model = ModelFile::dense(1);
+    ollama.add(&format!("{LIBRARY}/aaa/1"), &model, "");
+    ollama.add("hf.co/ann/bbb/Q4", &model, "");
+    ollama.import(&daemon.command(), &[]).succeeds();
+    let listed = daemon.command().line("ls --json").succeeds().json();
+    let origin = |name: &str| {
+        let models = listed["models"].as_array().unwrap();
+        models.iter().find(|model| model["name"] == name).unwrap()["origin"].clone()
+    };
+    assert_eq!(origin("aaa:1"), format!("copy {LIBRARY}/aaa:1"));
+    assert_eq!(origin("hf.co/ann/bbb:Q4"), "copy hf.co/ann/bbb:Q4");
+    assert_eq!(listed["models"][0]["digest"], listed["models"][1]["digest"]);
+}
+
+#[test]
+fn links_out_of_the_store_are_followed_only_on_request() {
+    let daemon = TestDaemon::start();
+    let ollama = Ollama::new(daemon.scratch());
+    let (blob, tags) = (ModelFile::dense(1), ModelFile::dense(2));
+    ollama.add(&format!("{LIBRARY}/blob/1"), &blob, "");
+    let place = ollama.blob(&blob.bytes());
+    let outside = daemon.scratch().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::rename(&place, outside.join("x.gguf")).unwrap();
+    symlink(outside.join("x.gguf"), &place).unwrap();
+    let manifest = ollama.add(&format!("{LIBRARY}/tags/1"), &tags, "");
+    let folder = manifest.parent().unwrap();
+    fs::rename(folder, outside.join("tags")).unwrap();
+    symlink(outside.join("tags"), folder).unwrap();
+    let run = ollama.import(&daemon.command(), &[]).exits_with(1).json();
+    let failed = run["failed"].as_array().unwrap();
+    let is_named = |name: &str, what: &str| {
+        let text = failed.iter().find(|one| one["name"] == name).unwrap().to_string();
+        text.contains(what) && text.contains("--follow")
+    };
+    assert!(is_named("blob:1", "found a link to a file outside of it"), "{run}");
+    assert!(is_named(&format!("{LIBRARY}/tags"), "expected a directory of manifests"), "{run}");
+    check_empty(daemon.root());
+    let run = ollama.import(&daemon.command(), &["--follow"]).succeeds().json();
+    assert_eq!(run["imported"].as_array().unwrap().len(), 2, "{run}");
+}
+
+#[test]
+fn models_that_run_elsewhere_are_left_out_and_no_pattern_chooses_files() {
+    let daemon = TestDaemon::start();
+    let ollama = Ollama::new(daemon.scratch());
+    let config =
+        ollama.add_blob("docker.container.image.v1+json", br#"{"remote_host":"https://ollama.example"}"#);
+    let manifest = json!({ "schemaVersion": 2, "config": config, "layers": [] });
+    let place = ollama.0.join("manifests").join(LIBRARY).join("remote");
+    fs::create_dir_all(&place).unwrap();
+    fs::write(place.join("cloud"), manifest.to_string()).unwrap();
+    let listed = ollama.import(&daemon.command(), &["--list"]).succeeds().json();
+    assert_eq!(states(&listed), [("remote:cloud".to_owned(), "left_out".to_owned())]);
+    let run = ollama.import(&daemon.command(), &[]).succeeds().json();
+    assert!(
+        run["left_out"][0]["reason"].as_str().unwrap().contains("runs at https://ollama.example"),
+        "{run}"
+    );
+    check_empty(daemon.root());
+    let run = ollama.import(&daemon.command(), &["--include", "*"]).exits_with(2);
+    assert!(run.stderr.contains("--include and --exclude"), "{}", run.stderr);
 }

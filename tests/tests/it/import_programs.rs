@@ -310,6 +310,27 @@ fn references_of_ramalama_are_read_in_both_forms() {
 }
 
 #[test]
+fn lists_of_jan_say_what_a_file_must_be_and_which_is_elsewhere() {
+    let daemon = TestDaemon::start();
+    let home = Home::new(daemon.scratch());
+    let models = ".local/share/Jan/data/llamacpp/models/ann";
+    for (seed, name) in [(1, "good"), (2, "damaged")] {
+        home.add_model(&format!("{models}/{name}/model.gguf"), seed);
+        let digest = sha256(&ModelFile::dense(1).bytes());
+        let list = format!("model_path: llamacpp/models/ann/{name}/model.gguf\nmodel_sha256: {digest}\n");
+        home.add(&format!("{models}/{name}/model.yml"), list);
+    }
+    home.add(&format!("{models}/own/model.yml"), "model_path: /data/own.gguf\n");
+    let blobd = daemon.command();
+    let run = home.import(&blobd, &["--from", "jan"]).exits_with(1).json();
+    assert_eq!(names(&run["imported"]), ["jan/ann/good:latest"]);
+    let failed = run["failed"].to_string();
+    assert!(failed.contains("damaged/model.gguf: wrong digest"), "{failed}");
+    assert_eq!(names(&run["left_out"]), ["jan/ann/own:latest"]);
+    assert!(run["left_out"][0]["reason"].as_str().unwrap().contains("/data/own.gguf"), "{run}");
+}
+
+#[test]
 fn file_under_several_roots_is_read_once() {
     let daemon = TestDaemon::start();
     let home = Home::new(daemon.scratch());

@@ -142,6 +142,7 @@ fn log_has_a_line_for_each_change_with_user_and_model() {
             source: "b".parse().unwrap(),
             target: "a".parse().unwrap(),
             force: true,
+            origin: None,
         })
         .unwrap();
     for line in

@@ -135,7 +135,8 @@ impl Fixture {
                 drop(client.pull(&params, |_| ()));
             }
             Step::Tag { from, to } => {
-                let params = TagParams { source: reference(from), target: reference(to), force: false };
+                let params =
+                    TagParams { source: reference(from), target: reference(to), force: false, origin: None };
                 drop(client.tag(&params));
             }
             Step::Rename { from, to } => {

@@ -6,16 +6,20 @@ use std::path::PathBuf;
 use std::sync::PoisonError;
 
 use blobd_client::protocol::pull::Imported;
-use blobd_client::protocol::request::{ImportFile, ImportParams, TagParams};
+use blobd_client::protocol::request::{ImportFile, ImportOrigin, ImportParams, TagParams};
+use blobd_store_format::model_folder::Selection;
 use blobd_store_format::name_pattern::NamePattern;
 use clap::Args;
 use tracing_mutex::stdsync::Mutex;
 
+use super::report::LeftOutModel;
 use super::{Params, report};
 use crate::batch::Batch;
 use crate::connect::{client_error, connect_or_create};
 use crate::local_folder::Links;
-use crate::other_stores::{self, FoundFile, FoundStore, Plan, PlannedModel, Record, StoredModels, table};
+use crate::other_stores::{
+    self, FoundFile, FoundStore, Plan, PlannedModel, Record, ScanOptions, StoredModels, table,
+};
 use crate::output::{counted, print_json, print_text};
 use crate::parallel::run_in_order;
 use crate::progress::{Bars, Progress};
@@ -64,29 +68,47 @@ impl From {
 
     /// What is imported from another program, if that was asked for.
     pub(super) fn request<'r>(&'r self, params: &Params) -> Result<Option<Request<'r>>, ErrorBody> {
-        let Some((program, folder)) = self.program() else { return Ok(None) };
+        let (program, folders, patterns) = match self.program() {
+            Some((program, folder)) => (program, folder.into_iter().collect(), patterns(&params.paths)?),
+            // The names of such files say nothing, so the folder is not one model.
+            None if params.paths.iter().all(|path| other_stores::is_hub_cache(path)) => {
+                ("hf", params.paths.clone(), Vec::new())
+            }
+            None => return Ok(None),
+        };
         if params.name.is_some() || params.with_sidecars {
             return Err(usage(
-                "--from: the models have names and files: expected no --name and no --with-sidecars",
+                "models of other programs have names and files: expected no --name and no --with-sidecars",
             ));
         }
-        let patterns = params.paths.iter().map(|pattern| {
-            let text = pattern.to_string_lossy();
-            text.parse::<NamePattern>().map_err(|error| usage(format!("{text}: {error}")))
-        });
-        let (patterns, only_list) = (patterns.collect::<Result<_, _>>()?, params.list);
-        let (force, links) = (params.force, params.links());
-        Ok(Some(Request { program, folder, patterns, only_list, force, links }))
+        if params.moves {
+            return Err(usage(
+                "--move: expected files and folders of models, found a store of another program",
+            ));
+        }
+        let (only_list, force, links) = (params.list, params.force, params.links());
+        let selection = params.selection();
+        Ok(Some(Request { program, folders, patterns, selection, only_list, force, links }))
     }
+}
+
+fn patterns(texts: &[PathBuf]) -> Result<Vec<NamePattern>, ErrorBody> {
+    let pattern = |pattern: &PathBuf| {
+        let text = pattern.to_string_lossy();
+        text.parse::<NamePattern>().map_err(|error| usage(format!("{text}: {error}")))
+    };
+    texts.iter().map(pattern).collect()
 }
 
 #[derive(Debug)]
 pub(super) struct Request<'r> {
     /// The program's key, or `all`.
     program: &'r str,
-    /// The folder of its models, if it is not one of the usual ones.
-    folder: Option<PathBuf>,
+    /// The folders of its models, if they are not the usual ones.
+    folders: Vec<PathBuf>,
     patterns: Vec<NamePattern>,
+    /// Which files of each model are taken.
+    selection: Selection,
     only_list: bool,
     force: bool,
     links: Links,
@@ -98,26 +120,37 @@ pub(super) fn run(global: &Global, request: &Request<'_>) -> Result<(), ErrorBod
     let connected = connect_or_create(global)?;
     let client = &connected.client;
     let mut record = Record::load();
-    let plan = Plan::new(stores, &request.patterns, (&StoredModels::list(client)?, &record))?;
+    let stored = StoredModels::list(client)?;
+    let plan = Plan::new(stores, &request.patterns, (&stored, &record))?;
     if plan.models().is_empty() && !request.patterns.is_empty() {
         return Err(usage("no model there has such a name; `--list` without names shows all"));
     }
     if request.only_list {
-        let document = plan.document();
+        let document = plan.document(&stored)?;
         return if global.json { print_json(&document) } else { print_text(&table(&document)) };
+    }
+    if !request.patterns.is_empty() && plan.models().len() == plan.left_out().count() {
+        let problem =
+            plan.left_out().find_map(|model| Some((&model.found.name, model.found.problem.as_ref()?)));
+        return problem
+            .map_or(Ok(()), |(name, problem)| Err(report::located(problem.error(), Some(name), [])));
     }
     execute(global, request, (&plan, client), &mut record)
 }
 
 fn find(request: &Request<'_>) -> Result<Vec<FoundStore>, ErrorBody> {
+    let options = ScanOptions { links: request.links, selection: &request.selection };
     if request.program != "all" {
         let program = other_stores::program(request.program)?;
-        return other_stores::find(program, request.folder.as_deref(), request.links);
+        return other_stores::find(program, &request.folders, &options);
     }
-    if request.folder.is_some() {
+    if !request.folders.is_empty() {
         return Err(usage("--from all: looks in the usual folders: expected no DIR"));
     }
-    let found = other_stores::find_all(request.links)?;
+    if !request.selection.is_default() {
+        return Err(usage("--from all: expected one program with --include and --exclude"));
+    }
+    let found = other_stores::find_all(&options)?;
     if found.is_empty() {
         return Err(other_stores::none_found());
     }
@@ -130,7 +163,7 @@ fn execute(
     (plan, client): (&Plan, &Client),
     record: &mut Record,
 ) -> Result<(), ErrorBody> {
-    let wanted: Vec<&PlannedModel> = plan.models().iter().filter(|model| !model.is_stored).collect();
+    let wanted: Vec<&PlannedModel> = plan.wanted().collect();
     let total = wanted.iter().map(|model| model.found.size).fold(0, u64::saturating_add);
     let label = match wanted.as_slice() {
         [only] => only.found.name.clone(),
@@ -157,11 +190,16 @@ fn execute(
     // Without it, the next import reads the files again.
     let _ = record.save();
     reported?;
-    let all_stored = batch.done().is_empty() && batch.failed().is_empty();
-    if all_stored && !global.json && !global.hides_reports() {
-        print_text(&format!("{} stored already\n", counted(plan.models().len(), "model")))?;
+    let stored = plan.models().len() - wanted.len() - plan.left_out().count();
+    if wanted.is_empty() && !global.json && !global.hides_reports() {
+        print_text(&format!("{} stored already\n", counted(stored, "model")))?;
     }
-    batch.finish("imported", ["models was not imported", "models were not imported"])
+    let left_out = report::left_out(&plan.left_out().collect::<Vec<_>>());
+    if !global.json && !global.hides_reports() {
+        print_text(&left_out.iter().map(LeftOutModel::text).collect::<String>())?;
+    }
+    let more = (!left_out.is_empty()).then_some(("left_out", left_out));
+    batch.finish_with("imported", more, ["models was not imported", "models were not imported"])
 }
 
 /// Models that share their largest file follow each other, so that it is read once, or stored once.
@@ -191,6 +229,12 @@ struct Work<'w> {
 impl Work<'_> {
     fn import(&self, number: usize) -> Result<Imported, ErrorBody> {
         let Some(model) = self.models.get(number) else { return Err(internal("import: no such model")) };
+        let files = || model.found.files.iter().map(|file| (file.path.as_str(), file.source.as_path()));
+        self.import_model(number, model)
+            .map_err(|error| report::located(error, Some(&model.found.name), files()))
+    }
+
+    fn import_model(&self, number: usize, model: &PlannedModel) -> Result<Imported, ErrorBody> {
         if let Some(problem) = &model.found.problem {
             return Err(problem.error());
         }
@@ -218,7 +262,10 @@ impl Work<'_> {
     fn tag(&self, model: &PlannedModel, same: &Imported) -> Result<Imported, ErrorBody> {
         let source = same.name.parse().map_err(internal)?;
         let target = model.found.target.clone().ok_or_else(|| internal("import: a model without a name"))?;
-        let params = TagParams { source, target, force: self.force(model) };
+        let (file_name, copied_from) = (model.found.name.clone(), model.found.source.clone());
+        let program = Some(model.program.key.to_owned());
+        let origin = Some(ImportOrigin { file_name, copied_from, program });
+        let params = TagParams { source, target, force: self.force(model), origin };
         let tagged = self.client.tag(&params).map_err(client_error)?;
         let (name, effects, reused_bytes) = (tagged.name, tagged.effects, same.size);
         Ok(Imported { name, effects, reused_bytes, new_bytes: 0, new_blob_count: 0, ..same.clone() })
@@ -226,18 +273,16 @@ impl Work<'_> {
 
     fn import_files(&self, model: &PlannedModel) -> Result<Imported, ErrorBody> {
         let found = &model.found;
-        let listed = |file: &FoundFile| ImportFile {
-            path: file.path.clone(),
-            size: file.size,
-            component: file.component,
-            digest: file.certain,
+        let listed = |file: &FoundFile| {
+            let (path, size, component) = (file.path.clone(), file.size, file.component);
+            Ok(ImportFile { path, size, component, digest: file.checked()? })
         };
         let manifest =
             found.manifest.as_ref().map(|manifest| String::from_utf8_lossy(manifest.raw()).into_owned());
         let params = ImportParams {
             name: found.target.clone(),
             force: self.force(model),
-            files: found.files.iter().map(listed).collect(),
+            files: found.files.iter().map(listed).collect::<Result<_, ErrorBody>>()?,
             manifest,
             copied_from: found.source.clone(),
             program: Some(model.program.key.to_owned()),

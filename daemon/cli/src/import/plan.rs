@@ -14,8 +14,9 @@ use blobd_store_format::model_folder::{
 use blobd_store_format::safetensors::Header;
 
 use super::beside::{LocalSidecar, ModelFile, shards_of, sidecars_of};
-use super::{gguf_folder, open, with_folders};
+use super::{gguf_folder, open, report, with_folders};
 use crate::local_folder::{Folder, Identity, Links};
+use crate::other_stores::is_hub_cache;
 use crate::{ErrorBody, ErrorCode, file_error};
 
 /// A path and the model that was found there, or why none was found.
@@ -87,6 +88,12 @@ pub(super) fn plan(
 
 /// A folder is one model, holds folders that are models, or has a model in each of its GGUF files.
 fn plan_folder(path: &Path, selection: &Selection, links: Links) -> Vec<PathModel> {
+    if is_hub_cache(path) {
+        let message = format!("{}: a cache of Hugging Face's libraries, not one model", path.display());
+        let hint = format!("`blobd import --from-hf={}` imports its models", path.display());
+        let error = ErrorBody::new(ErrorCode::InvalidInput, message).with_hint(hint);
+        return vec![(path.to_owned(), Err(error))];
+    }
     let folder = match Folder::list(path, links) {
         Ok(folder) => Arc::new(folder),
         Err(error) => return vec![(path.to_owned(), Err(error))],
@@ -236,6 +243,17 @@ impl ListedModel {
         self.files.iter().map(place).collect()
     }
 
+    /// An error that says where the file is that it is about.
+    pub(super) fn located(&self, error: ErrorBody) -> ErrorBody {
+        let folder = match &self.place {
+            Place::Folder(folder) => folder.path(),
+            Place::Beside(folder) => folder,
+        };
+        let sources: Vec<PathBuf> = self.files.iter().map(|file| folder.join(&file.source)).collect();
+        let paths = self.files.iter().map(|file| file.path.as_str());
+        report::located(error, None, paths.zip(sources.iter().map(PathBuf::as_path)))
+    }
+
     /// The folder that is the model, if it is one.
     pub(super) fn folder(&self) -> Option<&Path> {
         match &self.place {
@@ -265,7 +283,8 @@ impl ListedModel {
         if let Some(more @ 1..) = fatal.len().checked_sub(MAX_NAMED) {
             message.push_str(&format!("; and {more} more"));
         }
-        let body = ErrorBody::new(ErrorCode::InvalidInput, format!("{}: {message}", self.file_name()));
+        let shown = self.folder().map_or_else(|| self.file_name(), |folder| folder.display().to_string());
+        let body = ErrorBody::new(ErrorCode::InvalidInput, format!("{shown}: {message}"));
         let names_index = self.faults.iter().any(|fault| fault.is_fatal() && fault.is_of_index());
         Err(body.with_hint(match names_index {
             true => {

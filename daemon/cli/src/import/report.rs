@@ -1,4 +1,6 @@
-//! What an import prints: the plan, and what was stored.
+//! What an import prints: the plan, what was stored, and what was not.
+
+use std::path::Path;
 
 use blobd_client::protocol::pull::Imported;
 use blobd_store_format::file_format::FileFormat;
@@ -8,8 +10,8 @@ use serde::Serialize;
 use super::plan::{ListedModel, PathModel, Planned};
 use super::{open, with_folders};
 use crate::batch::Batch;
-use crate::output::{human_bytes, print_text, printable};
-use crate::{ErrorBody, Global, lost_models};
+use crate::output::{counted, human_bytes, print_text, printable};
+use crate::{ErrorBody, Global, lost_models, other_stores};
 
 /// A model that would be imported.
 #[derive(Debug, Serialize)]
@@ -57,7 +59,7 @@ pub(super) fn list(global: &Global, models: Vec<PathModel>) -> Result<(), ErrorB
     batch.finish("models", ["models cannot be imported", "models cannot be imported"])
 }
 
-fn describe(path: &std::path::Path, planned: Planned) -> Result<PlannedModel, ErrorBody> {
+fn describe(path: &Path, planned: Planned) -> Result<PlannedModel, ErrorBody> {
     let shown = path.display().to_string();
     let model = match planned {
         Planned::List(model) => model,
@@ -93,14 +95,14 @@ impl PlannedModel {
         let Self { path, kind, size, files, left_out, faults } = self;
         let kind = kind.map(|kind| format!("{kind}, ")).unwrap_or_default();
         let mut text =
-            format!("{}: {kind}{}, {}\n", printable(path), count(files.len(), "file"), human_bytes(*size));
+            format!("{}: {kind}{}, {}\n", printable(path), counted(files.len(), "file"), human_bytes(*size));
         for PlannedFile { path, size, .. } in files {
             let how =
                 if FileFormat::split_name(path).is_some() { "split into tensors" } else { "stored whole" };
             text.push_str(&format!("  {}  {}, {how}\n", printable(path), human_bytes(*size)));
         }
         if !left_out.is_empty() {
-            text.push_str(&format!("left out: {}\n", count(left_out.len(), "file")));
+            text.push_str(&format!("left out: {}\n", counted(left_out.len(), "file")));
         }
         for PlannedFile { path, size, reason } in left_out {
             let reason = reason.as_deref().unwrap_or_default();
@@ -114,15 +116,10 @@ impl PlannedModel {
     }
 }
 
-fn count(number: usize, what: &str) -> String {
-    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
-}
-
 pub(super) fn sums(imported: &[Imported]) -> String {
     let sum = |bytes: fn(&Imported) -> u64| imported.iter().map(bytes).fold(0, u64::saturating_add);
     let [new, reused] = [sum(|done| done.new_bytes), sum(|done| done.reused_bytes)].map(human_bytes);
-    let models = if imported.len() == 1 { "model" } else { "models" };
-    format!("{} {models}: {new} new, {reused} shared\n", imported.len())
+    format!("{}: {new} new, {reused} shared\n", counted(imported.len(), "model"))
 }
 
 pub(super) fn summary(done: &Imported) -> String {
@@ -130,7 +127,69 @@ pub(super) fn summary(done: &Imported) -> String {
     let [size, new, reused] = [size, new_bytes, reused_bytes].map(|bytes| human_bytes(*bytes));
     let sidecars = done.sidecars.iter().map(|sidecar| format!("with {}\n", printable(&sidecar.file_name)));
     let more = sidecars.collect::<String>() + &lost_models::effects(&done.effects);
-    let files = done.file_count.map(|files| format!(" in {files} files")).unwrap_or_default();
-    let digest = digest.short();
-    format!("{name} {digest}: {size}{files}, {new} new, {reused} shared, {tensor_count} tensors\n{more}")
+    let files = done.file_count.map(|files| format!(" in {}", counted(files, "file"))).unwrap_or_default();
+    let (digest, tensors) = (digest.short(), counted(tensor_count, "tensor"));
+    format!("{name} {digest}: {size}{files}, {new} new, {reused} shared, {tensors}\n{more}")
+}
+
+/// A model of another program that is not imported, and nothing is wrong with it.
+#[derive(Debug, Serialize)]
+pub(super) struct LeftOutModel {
+    name: String,
+    reason: String,
+}
+
+pub(super) fn left_out(models: &[&other_stores::PlannedModel]) -> Vec<LeftOutModel> {
+    let model = |model: &&other_stores::PlannedModel| LeftOutModel {
+        name: model.found.name.clone(),
+        reason: model.reason().unwrap_or_default(),
+    };
+    models.iter().map(model).collect()
+}
+
+impl LeftOutModel {
+    pub(super) fn text(&self) -> String {
+        format!("left out: {}: {}\n", printable(&self.name), printable(&self.reason))
+    }
+}
+
+/// An error of an import that says which model it is about, and where on this machine the file is. The daemon knows a file
+/// only by its path in the model.
+pub(super) fn located<'f>(
+    error: ErrorBody,
+    model: Option<&str>,
+    files: impl IntoIterator<Item = (&'f str, &'f Path)>,
+) -> ErrorBody {
+    let of_file = files.into_iter().find_map(|(path, source)| {
+        let rest = error.message.strip_prefix(path)?.strip_prefix(": ")?;
+        let place = match source.ends_with(path) {
+            true => source.display().to_string(),
+            false => format!("{path} ({})", source.display()),
+        };
+        Some(format!("{}: {rest}", printable(&place)))
+    });
+    let message = of_file.unwrap_or_else(|| error.message.clone());
+    let message = match model {
+        Some(model) if !message.starts_with(model) => format!("{model}: {message}"),
+        _ => message,
+    };
+    ErrorBody { message, ..error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorCode;
+
+    #[test]
+    fn errors_name_the_model_and_the_file() {
+        let located = |message: &str, source: &str| {
+            let error = ErrorBody::new(ErrorCode::InvalidInput, message);
+            located(error, Some("hf.co/a/b"), [("a", Path::new("/x")), ("sub/m", Path::new(source))]).message
+        };
+        assert_eq!(located("sub/m: wrong", "/hub/sub/m"), "hf.co/a/b: /hub/sub/m: wrong");
+        assert_eq!(located("sub/m: wrong", "/hub/blobs/1"), "hf.co/a/b: sub/m (/hub/blobs/1): wrong");
+        assert_eq!(located("other: wrong", "/hub/sub/m"), "hf.co/a/b: other: wrong");
+        assert_eq!(located("hf.co/a/b: exists", "/hub/sub/m"), "hf.co/a/b: exists");
+    }
 }

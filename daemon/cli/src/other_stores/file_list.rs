@@ -1,16 +1,26 @@
 //! The models that a list of files makes: one in each GGUF file or set of shards, and one of the safetensors files.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use blobd_client::protocol::request::SidecarComponent;
 use blobd_store_format::file_format::FileFormat;
-use blobd_store_format::model_folder::{FolderFile, ListedFolder, Selection, is_never_taken};
+use blobd_store_format::model_folder::{
+    FolderError, FolderFile, LeftOut, ListedFolder, Selection, is_never_taken,
+};
 use blobd_store_format::repository::{Choice, RepositoryFiles, Wanted};
 use blobd_store_format::source::Components;
+use blobd_store_format::text::one_line;
 
 use super::found::{FoundFile, FoundModel, Problem};
 use crate::Reference;
+use crate::output::counted;
+
+/// The most characters of the faults of a folder in an error.
+const MAX_FAULTS: usize = 600;
+
+/// The files of a model that is not GGUF, and what its user should know.
+type FolderFiles = (Vec<FoundFile>, Vec<String>);
 
 /// The files of a place where a program keeps one model, or several forms of it.
 #[derive(Debug)]
@@ -22,11 +32,13 @@ pub(super) struct FileList {
     pub(super) revision: Option<String>,
     /// The key is the file's path in the folder.
     files: BTreeMap<String, Result<FoundFile, Problem>>,
+    /// The weights, if they are not in the place.
+    elsewhere: Option<PathBuf>,
 }
 
 impl FileList {
     pub(super) const fn new(name: String, place: PathBuf) -> Self {
-        Self { name, place, revision: None, files: BTreeMap::new() }
+        Self { name, place, revision: None, files: BTreeMap::new(), elsewhere: None }
     }
 
     /// Adds a file, or why it cannot be read.
@@ -34,24 +46,37 @@ impl FileList {
         self.files.insert(path, file);
     }
 
-    pub(super) fn file_mut(&mut self, path: &str) -> Option<&mut FoundFile> {
-        self.files.get_mut(path)?.as_mut().ok()
+    /// Leaves out a model whose weights are at another path, unless there are others here.
+    pub(super) fn leave_out(&mut self, elsewhere: &Path) {
+        self.elsewhere = Some(elsewhere.to_owned());
+    }
+
+    /// Replaces a file by what a check makes of it.
+    pub(super) fn check(&mut self, path: &str, check: impl FnOnce(FoundFile) -> Result<FoundFile, Problem>) {
+        if let Some(file) = self.files.get_mut(path)
+            && let Ok(found) = file
+        {
+            *file = check(found.clone());
+        }
     }
 
     pub(super) fn has(&self, path: &str) -> bool {
         self.files.contains_key(path)
     }
 
-    /// Each GGUF model by its tag, and the safetensors model with what belongs to it.
-    pub(super) fn models(&self) -> Vec<FoundModel> {
-        let mut models = self.gguf_models();
-        models.extend(self.folder_model());
+    /// Each GGUF model by its tag, and the safetensors model with what belongs to it. If there is no model because all
+    /// weights are left out, the reason for that.
+    pub(super) fn models(&self, selection: &Selection) -> Vec<FoundModel> {
+        let mut models = self.gguf_models(selection);
+        models.extend(
+            self.folder_model(selection).or_else(|| self.left_out(selection).filter(|_| models.is_empty())),
+        );
         models
     }
 
-    pub(super) fn gguf_models(&self) -> Vec<FoundModel> {
-        let paths = self.files.keys().map(String::as_str).filter(|path| !is_never_taken(path));
-        let paths: Vec<&str> = paths.collect();
+    fn gguf_models(&self, selection: &Selection) -> Vec<FoundModel> {
+        let is_taken = |path: &&str| !is_never_taken(path) && selection.takes_gguf(&self.folder_file(path));
+        let paths: Vec<&str> = self.files.keys().map(String::as_str).filter(is_taken).collect();
         let repository = RepositoryFiles::new(paths.iter().copied());
         let listed = repository.all_models().into_iter();
         let models = listed.map(|model| {
@@ -64,9 +89,37 @@ impl FileList {
     }
 
     /// The model that is not GGUF, if there is one.
-    pub(super) fn folder_model(&self) -> Option<FoundModel> {
-        let has_weights = self.files.keys().any(|path| is_named(path, FileFormat::SAFETENSORS));
-        has_weights.then(|| self.model(Reference::DEFAULT_TAG, self.folder()))
+    fn folder_model(&self, selection: &Selection) -> Option<FoundModel> {
+        let (files, notes) = match self.folder(selection)? {
+            Ok((files, notes)) => (Ok(files), notes),
+            Err(problem) => (Err(problem), Vec::new()),
+        };
+        Some(FoundModel { notes, ..self.model(Reference::DEFAULT_TAG, files) })
+    }
+
+    /// Says which weights are left out, and why.
+    fn left_out(&self, selection: &Selection) -> Option<FoundModel> {
+        if let Some(elsewhere) = &self.elsewhere {
+            let what = format!("its file is {}, which is not in this store", elsewhere.display());
+            let problem =
+                Problem::left_out(&self.place, what).with_hint("import that file: `blobd import FILE`");
+            return Some(self.model(Reference::DEFAULT_TAG, Err(problem)));
+        }
+        let files = self.files.keys().map(|path| self.folder_file(path));
+        let left_out =
+            files.filter_map(|file| Some(LeftOut { reason: selection.reason_against(&file)?, file }));
+        let left_out: Vec<LeftOut> = left_out.filter(|left| left.reason.is_weights()).collect();
+        let first = left_out.first()?;
+        let more = left_out.len().saturating_sub(1);
+        let more = if more > 0 { format!("; and {}", counted(more, "more file")) } else { String::new() };
+        let hint = "`--include '*'` takes all files, those of other formats whole";
+        let problem = Problem::left_out(&self.place, format!("{first}{more}")).with_hint(hint);
+        Some(self.model(Reference::DEFAULT_TAG, Err(problem)))
+    }
+
+    fn folder_file(&self, path: &str) -> FolderFile {
+        let size = self.files.get(path).and_then(|file| file.as_ref().ok()).map_or(0, |file| file.size);
+        FolderFile { path: path.to_owned(), size }
     }
 
     fn model(&self, tag: &str, files: Result<Vec<FoundFile>, Problem>) -> FoundModel {
@@ -77,7 +130,7 @@ impl FileList {
         };
         let name = format!("{}:{tag}", self.name);
         let parsed = name.parse::<Reference>();
-        let parsed = parsed.map_err(|error| Problem::new(&self.place, format!("{name}: {error}")));
+        let parsed = parsed.map_err(|error| Problem::name(&self.place, format!("{name}: {error}")));
         match parsed.and_then(|target| Ok((target, files?))) {
             Ok((target, files)) => FoundModel::new(target, files),
             Err(problem) => FoundModel::unusable(name, problem),
@@ -100,29 +153,47 @@ impl FileList {
         self.files.get(path).cloned()
     }
 
-    /// The files of the model that is not GGUF, by the rules for a folder.
-    fn folder(&self) -> Result<Vec<FoundFile>, Problem> {
-        let problem = |error: &dyn std::fmt::Display| Problem::new(&self.place, error.to_string());
-        let others = self.files.iter().filter(|(path, _)| !is_named(path, FileFormat::GGUF));
-        let size = |file: &Result<FoundFile, Problem>| file.as_ref().map_or(0, |file| file.size);
-        let listed = others.map(|(path, file)| FolderFile { path: path.clone(), size: size(file) });
-        let listed = ListedFolder::new(listed, &Selection::default()).map_err(|error| problem(&error))?;
+    /// The files of the model that is not GGUF, by the rules for a folder, and what its user should know. `None` if no file
+    /// with weights is taken.
+    fn folder(&self, selection: &Selection) -> Option<Result<FolderFiles, Problem>> {
+        let others = self.files.keys().filter(|path| !is_named(path, FileFormat::GGUF));
+        let has_weights = || self.files.keys().any(|path| is_named(path, FileFormat::SAFETENSORS));
+        match ListedFolder::new(others.map(|path| self.folder_file(path)), selection) {
+            Ok(listed) => Some(self.planned(listed)),
+            Err(FolderError::NoWeights { .. }) => None,
+            Err(error) => has_weights().then(|| Err(self.refused(&error))),
+        }
+    }
+
+    fn planned(&self, listed: ListedFolder) -> Result<FolderFiles, Problem> {
         let mut texts = BTreeMap::new();
         for path in listed.texts() {
             texts.insert(path.to_owned(), self.read(path)?);
         }
-        let plan = listed.plan(&texts).map_err(|error| problem(&error))?;
-        if let Some(fault) = plan.faults().iter().find(|fault| fault.is_fatal()) {
-            return Err(problem(fault));
+        let plan = listed.plan(&texts).map_err(|error| self.refused(&error))?;
+        let (fatal, notes): (Vec<_>, Vec<_>) = plan.faults().iter().partition(|fault| fault.is_fatal());
+        if !fatal.is_empty() {
+            let faults: Vec<String> = fatal.iter().map(ToString::to_string).collect();
+            return Err(Problem::new(&self.place, one_line(&faults, MAX_FAULTS)));
         }
-        plan.files().iter().filter_map(|file| self.file(&file.path)).collect()
+        let files = plan.files().iter().filter_map(|file| self.file(&file.path)).collect::<Result<_, _>>()?;
+        Ok((files, notes.into_iter().map(ToString::to_string).collect()))
+    }
+
+    fn refused(&self, error: &FolderError) -> Problem {
+        Problem::new(&self.place, error.to_string()).with_hint(error.advice())
     }
 
     fn read(&self, path: &str) -> Result<Vec<u8>, Problem> {
         let place = || self.place.join(path);
-        let file = self.file(path).unwrap_or_else(|| Err(Problem::new(&place(), "is missing")))?;
+        let file =
+            self.file(path).unwrap_or_else(|| Err(Problem::new(&place(), "is missing: expected a file")))?;
         if file.size > ListedFolder::MAX_TEXT_BYTES {
-            return Err(Problem::new(&place(), "is too long"));
+            let (expected, found) = (ListedFolder::MAX_TEXT_BYTES, file.size);
+            return Err(Problem::new(
+                &place(),
+                format!("too long: expected at most {expected} bytes, found {found}"),
+            ));
         }
         file.read().map_err(|_error| Problem::new(&file.source, "cannot be read, or changed meanwhile"))
     }

@@ -13,9 +13,10 @@ use blobd_store_format::file_type::quantization_bits;
 use blobd_store_format::model_folder::is_never_taken;
 
 use super::file_list::FileList;
-use super::found::{FoundFile, FoundModel, Problem};
-use super::{home, variable};
-use crate::local_folder::{Folder, Links};
+use super::found::{FoundFile, FoundModel, Problem, not_of_folder};
+use super::jan::{self, Claims};
+use super::{ScanOptions, home, variable};
+use crate::local_folder::Folder;
 use crate::{ErrorBody, Reference};
 
 /// How the folders of a program are read.
@@ -25,6 +26,13 @@ pub(super) struct Layout {
     prefix: &'static str,
     /// The model that a file belongs to, by the parts of the file's path.
     place: fn(&[&str]) -> Option<Place>,
+    /// What the program says about the files.
+    claims: fn(&Folder) -> Claims,
+}
+
+/// Of a program that says nothing about its files.
+fn no_claims(_folder: &Folder) -> Claims {
+    Claims::default()
 }
 
 impl Layout {
@@ -47,6 +55,7 @@ pub(super) type Place = (usize, String);
 /// `PUBLISHER/REPOSITORY/FILE`; files elsewhere are not its models.
 pub(super) const LM_STUDIO: Layout = Layout {
     prefix: "lmstudio",
+    claims: no_claims,
     place: |parts| match parts {
         [publisher, repository, _, ..] => Some((2, format!("{publisher}/{repository}"))),
         _ => None,
@@ -56,6 +65,7 @@ pub(super) const LM_STUDIO: Layout = Layout {
 /// `ORG/REPOSITORY/FILE`; older versions have `MODEL/FILE`.
 pub(super) const JAN: Layout = Layout {
     prefix: "jan",
+    claims: jan::claims,
     place: |parts| match parts {
         [org, repository, _, ..] => Some((2, format!("{org}/{repository}"))),
         [model, _] => Some((1, (*model).to_owned())),
@@ -63,13 +73,17 @@ pub(super) const JAN: Layout = Layout {
     },
 };
 
-pub(super) const GPT4ALL: Layout =
-    Layout { prefix: "gpt4all", place: |parts| if let [file] = parts { Some(flat(file)) } else { None } };
+pub(super) const GPT4ALL: Layout = Layout {
+    prefix: "gpt4all",
+    claims: no_claims,
+    place: |parts| if let [file] = parts { Some(flat(file)) } else { None },
+};
 
 /// `models/OWNER--NAME/snapshots/REVISION/FILE`; older versions have `hub/models/OWNER/NAME/FILE` and
 /// `hub/OWNER/NAME/FILE`. Dots in a name are written as `___`.
 pub(super) const MODEL_SCOPE: Layout = Layout {
     prefix: "modelscope",
+    claims: no_claims,
     place: |parts| {
         let name = |name: &str| name.replace("___", ".");
         match parts {
@@ -84,6 +98,7 @@ pub(super) const MODEL_SCOPE: Layout = Layout {
 
 pub(super) const EXO: Layout = Layout {
     prefix: "exo",
+    claims: no_claims,
     place: |parts| match parts {
         [repository, _, ..] => Some((1, repository.replace("--", "/"))),
         _ => None,
@@ -92,6 +107,7 @@ pub(super) const EXO: Layout = Layout {
 
 pub(super) const TEXT_GENERATION_WEBUI: Layout = Layout {
     prefix: "text-generation-webui",
+    claims: no_claims,
     place: |parts| match parts {
         [file] => Some(flat(file)),
         [folder, ..] => Some((1, (*folder).to_owned())),
@@ -138,8 +154,13 @@ pub(super) fn has_model(root: &Path, layout: &Layout) -> bool {
 ///
 /// # Errors
 /// That of the folder if it cannot be listed.
-pub(super) fn models(root: &Path, links: Links, layout: &Layout) -> Result<Vec<FoundModel>, ErrorBody> {
-    let folder = Folder::list(root, links)?;
+pub(super) fn models(
+    root: &Path,
+    options: &ScanOptions<'_>,
+    layout: &Layout,
+) -> Result<Vec<FoundModel>, ErrorBody> {
+    let folder = Folder::list(root, options.links)?;
+    let claims = (layout.claims)(&folder);
     let mut lists: BTreeMap<Place, (String, FileList)> = BTreeMap::new();
     for path in folder.paths().filter(|path| !is_never_taken(path)) {
         let parts: Vec<&str> = path.split('/').collect();
@@ -152,19 +173,22 @@ pub(super) fn models(root: &Path, links: Links, layout: &Layout) -> Result<Vec<F
         };
         let key = (depth, format!("{place}/{name}"));
         let (_, list) = lists.entry(key).or_insert_with(|| (place.clone(), list()));
-        list.add(rest.join("/"), file(&folder, path, rest.join("/")));
+        let certain = claims.digests.get(path).copied();
+        let claimed = |file| FoundFile { claimed: certain, certain, ..file };
+        list.add(rest.join("/"), file(&folder, path, rest.join("/")).map(claimed));
+        if let Some(elsewhere) = claims.elsewhere.get(path) {
+            list.leave_out(elsewhere);
+        }
     }
-    Ok(lists.into_values().flat_map(|(_, list)| with_plain_tag(list.models())).collect())
+    Ok(lists.into_values().flat_map(|(_, list)| with_plain_tag(list.models(options.selection))).collect())
 }
 
 fn file(folder: &Folder, path: &str, path_in_model: String) -> Result<FoundFile, Problem> {
     let place = folder.path().join(path);
-    folder.identity(path).map(|identity| FoundFile::new(path_in_model, place.clone(), identity)).map_err(
-        |found| {
-            let what = format!("wrong kind of file: expected a file of the folder, found {found}");
-            Problem::new(&place, what).with_hint("`--follow` follows links that lead out of a folder")
-        },
-    )
+    match folder.identity(path) {
+        Ok(identity) => Ok(FoundFile::new(path_in_model, place, identity)),
+        Err(found) => Err(not_of_folder(&place, found)),
+    }
 }
 
 /// The only model of a folder needs no tag to tell it from others. A quantisation stays: it says what the model is.

@@ -1,14 +1,16 @@
 //! A model in another program's store, and its files.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use blobd_client::protocol::request::SidecarComponent;
 use blobd_store_format::descriptor::Descriptor;
-use blobd_store_format::digest::Digest;
+use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::git_id::{GitHasher, GitId};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::source::PullSource;
 
@@ -111,7 +113,9 @@ pub(crate) struct FoundFile {
     /// The SHA-256 that its program gives it. It only serves to find out what is stored already.
     pub(super) claimed: Option<Digest>,
     /// The SHA-256 that it must have, or it is damaged.
-    pub(crate) certain: Option<Digest>,
+    pub(super) certain: Option<Digest>,
+    /// Git's SHA-1 that it must have, or it is damaged.
+    pub(super) git_id: Option<GitId>,
     /// What it is in the model, if that does not follow from its content.
     pub(crate) component: Option<SidecarComponent>,
     pub(super) identity: Identity,
@@ -119,7 +123,34 @@ pub(crate) struct FoundFile {
 
 impl FoundFile {
     pub(super) const fn new(path: String, source: PathBuf, identity: Identity) -> Self {
-        Self { path, source, size: identity.size(), claimed: None, certain: None, component: None, identity }
+        let size = identity.size();
+        Self { path, source, size, claimed: None, certain: None, git_id: None, component: None, identity }
+    }
+
+    /// The SHA-256 that it must have; `None` if nothing says it. The daemon compares only this digest, so a file that has
+    /// git's instead is read here.
+    ///
+    /// # Errors
+    /// When the file has another content than git's SHA-1 says, or cannot be read.
+    pub(crate) fn checked(&self) -> Result<Option<Digest>, ErrorBody> {
+        let Some(expected) = self.git_id else { return Ok(self.certain) };
+        let failed = |error| file_error(&self.source.display().to_string(), &error);
+        let (mut git, mut sha256) = (GitHasher::new(self.size), Hasher::new());
+        let (mut file, mut buffer) = (self.open()?.take(self.size), vec![0; 64 << 10]);
+        loop {
+            let read = file.read(&mut buffer).map_err(failed)?;
+            let Some(bytes @ [_, ..]) = buffer.get(..read) else { break };
+            git.update(bytes);
+            sha256.update(bytes);
+        }
+        let found = git.finish();
+        if found == expected {
+            return Ok(self.certain.or_else(|| Some(sha256.finish())));
+        }
+        let what = format!(
+            "wrong digest: expected the git object {expected}, found {found}; the store that it comes from is damaged"
+        );
+        Err(ErrorBody::new(ErrorCode::InvalidInput, format!("{}: {what}", self.path)).with_hint(GET_AGAIN))
     }
 
     /// Opens the file for reading.
@@ -146,36 +177,67 @@ impl FoundFile {
     }
 }
 
+/// What to do about a model that is not whole in its program's store.
+const GET_AGAIN: &str = "pull the model again, here or with the program that the store belongs to";
+
 /// Why a model cannot be imported.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{}: {what}", path.display())]
 pub(crate) struct Problem {
     path: PathBuf,
     what: String,
-    hint: Option<&'static str>,
+    hint: Option<Cow<'static, str>>,
+    /// Whether the model is left out on purpose, and nothing is wrong with it.
+    is_left_out: bool,
 }
 
 impl Problem {
     pub(super) fn new(path: &Path, what: impl Into<String>) -> Self {
-        Self { path: path.to_owned(), what: what.into(), hint: None }
+        Self { path: path.to_owned(), what: what.into(), hint: Some(GET_AGAIN.into()), is_left_out: false }
     }
 
-    pub(super) fn with_hint(self, hint: &'static str) -> Self {
-        Self { hint: Some(hint), ..self }
+    /// Why a model is left out that nothing is wrong with.
+    pub(super) fn left_out(path: &Path, what: impl Into<String>) -> Self {
+        Self { is_left_out: true, hint: None, ..Self::new(path, what) }
+    }
+
+    pub(crate) const fn is_left_out(&self) -> bool {
+        self.is_left_out
+    }
+
+    pub(super) fn with_hint(self, hint: impl Into<Cow<'static, str>>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+
+    /// The name of a model that the store cannot have.
+    pub(super) fn name(path: &Path, error: impl std::fmt::Display) -> Self {
+        Self::new(path, error.to_string()).with_hint("import its files by their paths, with `--name REF`")
     }
 
     pub(super) fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> Self + use<> {
         let path = path.to_owned();
-        move |error| Self::new(&path, format!("cannot be read: {error}"))
+        move |error| {
+            let problem = Self::new(&path, format!("cannot be read: {error}"));
+            match error.kind() {
+                ErrorKind::PermissionDenied => problem.with_hint("run the command as a user who can read it"),
+                _ => problem,
+            }
+        }
     }
 
     pub(crate) fn error(&self) -> ErrorBody {
         let body = ErrorBody::new(ErrorCode::InvalidInput, self.to_string());
-        match self.hint {
+        match &self.hint {
             Some(hint) => body.with_hint(hint),
             None => body,
         }
     }
+}
+
+/// The problem of an entry of a folder that is not a file of it.
+pub(super) fn not_of_folder(place: &Path, found: &str) -> Problem {
+    let what = format!("wrong kind of file: expected a file of the folder, found {found}");
+    Problem::new(place, what).with_hint("`--follow` follows links that lead out of a folder")
 }
 
 /// The bytes of the files, each file once: hard links and symbolic links to a file are one file.

@@ -2,7 +2,7 @@
 //!
 //! The layout is that of huggingface_hub 1.x and 2.x: a file of a snapshot is a link into `blobs/` of its repository, which
 //! may itself be a link into `blobs/` of the cache, or it is a regular file where links are not available. A link that leads
-//! out of the cache is not followed. Every commit that is there is imported, that of `main` under the repository's own name.
+//! out of the cache is not followed unasked. Every commit that is there is imported, that of `main` under the repository's own name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,14 +11,15 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::model_folder::{FolderFile, ListedFolder, Selection};
 use blobd_store_format::source::{HubFile, PullSource};
 use serde::Deserialize;
 
+use super::boundary::Boundary;
 use super::file_list::FileList;
 use super::found::{FoundFile, FoundModel, Problem};
-use super::{cache_home, read_small, variable};
-use crate::local_folder::{Links, file_without_links};
+use super::{ScanOptions, cache_home, read_small, variable};
 use crate::output::counted;
 use crate::{ErrorBody, file_error};
 
@@ -51,6 +52,7 @@ pub(super) fn default_folders() -> Vec<PathBuf> {
     set.chain(home).chain(own).collect()
 }
 
+/// Whether the folder is a cache, or that of one repository in it.
 pub(super) fn is_store(folder: &Path) -> bool {
     HUB.has_any(folder)
 }
@@ -59,8 +61,8 @@ pub(super) fn is_store(folder: &Path) -> bool {
 ///
 /// # Errors
 /// That of the folder if it cannot be listed.
-pub(super) fn models(folder: &Path, _links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
-    HUB.models(folder)
+pub(super) fn models(folder: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
+    HUB.models(folder, options)
 }
 
 /// Whether the cache has models that Lemonade has downloaded from ModelScope.
@@ -68,8 +70,11 @@ pub(super) fn is_lemonade_store(folder: &Path) -> bool {
     MODEL_SCOPE.has_any(folder)
 }
 
-pub(super) fn lemonade_models(folder: &Path, _links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
-    MODEL_SCOPE.models(folder)
+pub(super) fn lemonade_models(
+    folder: &Path,
+    options: &ScanOptions<'_>,
+) -> Result<Vec<FoundModel>, ErrorBody> {
+    MODEL_SCOPE.models(folder, options)
 }
 
 impl Repositories {
@@ -77,17 +82,22 @@ impl Repositories {
         self.list(folder).is_ok_and(|repositories| !repositories.is_empty())
     }
 
-    fn models(&self, folder: &Path) -> Result<Vec<FoundModel>, ErrorBody> {
+    fn models(&self, folder: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
         let failed = |error: io::Error| file_error(&folder.display().to_string(), &error);
         let root = fs::canonicalize(folder).map_err(failed)?;
+        let mut boundary = Boundary::new(&root, options.links).map_err(failed)?;
+        if self.is_repository(&root) {
+            // Where a repository of a cache has its shared files.
+            boundary = boundary.with(&root.with_file_name("blobs"));
+        }
         let mut found = Vec::new();
         for (name, path) in self.list(&root).map_err(failed)? {
             let name = format!("{}/{name}", self.host);
             match commits(&path) {
                 Ok(commits) => {
                     for commit in commits {
-                        match Snapshot::scan(&root, &name, &path, &commit) {
-                            Ok(snapshot) => found.extend(snapshot.models(self.is_source)),
+                        match Snapshot::scan(&boundary, &name, &path, &commit) {
+                            Ok(snapshot) => found.extend(snapshot.models(self.is_source, options.selection)),
                             Err(problem) => found.push(FoundModel::unusable(name.clone(), problem)),
                         }
                     }
@@ -99,17 +109,30 @@ impl Repositories {
         Ok(found)
     }
 
-    /// The folders of models, by the names of their repositories.
+    /// Whether a path without links is that of one repository.
+    fn is_repository(&self, folder: &Path) -> bool {
+        let name = folder.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with(self.prefix)) && folder.join("snapshots").is_dir()
+    }
+
+    /// The folders of models, by the names of their repositories: those in a cache, or this one if it is one.
     fn list(&self, folder: &Path) -> io::Result<BTreeMap<String, PathBuf>> {
         let mut found = BTreeMap::new();
+        let mut add = |path: PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            if let Some(repository) = name.and_then(|name| name.strip_prefix(self.prefix)) {
+                found.insert(repository.replace("--", "/"), path);
+            }
+        };
+        let own = fs::canonicalize(folder)?;
+        if self.is_repository(&own) {
+            add(own);
+            return Ok(found);
+        }
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
-            let name = entry.file_name();
-            let repository = name.to_str().and_then(|name| name.strip_prefix(self.prefix));
-            if let Some(repository) = repository
-                && entry.file_type()?.is_dir()
-            {
-                found.insert(repository.replace("--", "/"), entry.path());
+            if entry.file_type()?.is_dir() {
+                add(entry.path());
             }
         }
         Ok(found)
@@ -205,13 +228,19 @@ struct Tree {
 #[derive(Deserialize)]
 struct TreeFile {
     size: u64,
+    /// Git's SHA-1, which is that of the file only if it is not in Git LFS.
+    blob_id: Option<String>,
     lfs_sha256: Option<String>,
     lfs_size: Option<u64>,
 }
 
 impl Snapshot {
-    fn scan(root: &Path, name: &str, repository: &Path, commit: &Commit) -> Result<Self, Problem> {
+    fn scan(boundary: &Boundary, name: &str, repository: &Path, commit: &Commit) -> Result<Self, Problem> {
         let snapshot = repository.join("snapshots").join(&commit.id);
+        if !snapshot.is_dir() {
+            let what = "is missing: expected the folder of the commit that `refs/main` names";
+            return Err(Problem::new(&snapshot, what));
+        }
         let mut files = FileList::new(name.to_owned(), snapshot.clone());
         files.revision.clone_from(&commit.revision);
         let mut folders = vec![(PathBuf::new(), 0)];
@@ -223,34 +252,38 @@ impl Snapshot {
                 let entry = entry.map_err(Problem::unreadable(&snapshot))?;
                 entries = entries.saturating_add(1);
                 if entries > MAX_ENTRIES || depth > MAX_DEPTH {
-                    return Err(Problem::new(&snapshot, "too many files or folders"));
+                    let what =
+                        format!("expected at most {MAX_ENTRIES} files, in at most {MAX_DEPTH} folders");
+                    return Err(
+                        Problem::new(&snapshot, what).with_hint("import the folders in it one by one")
+                    );
                 }
                 let place = folder.join(entry.file_name());
                 if entry.file_type().map_err(Problem::unreadable(&entry.path()))?.is_dir() {
                     folders.push((place, depth + 1));
                 } else {
-                    files.add(place.to_string_lossy().into_owned(), file(root, &snapshot, &place));
+                    files.add(place.to_string_lossy().into_owned(), file(boundary, &snapshot, &place));
                 }
             }
         }
-        let tree = read_tree(&repository.join("trees").join(format!("{}.json", commit.id)));
+        let list = repository.join("trees").join(format!("{}.json", commit.id));
+        let tree = read_tree(&list);
         for (path, listed) in tree.iter().flat_map(|tree| &tree.files) {
-            if let Some(file) = files.file_mut(path) {
-                let digest = listed.lfs_sha256.as_deref().and_then(|hex| Digest::from_hex(hex).ok());
-                file.claimed = file.claimed.or(digest.filter(|_| listed.content_size() == file.size));
-                file.certain = file.claimed;
-            }
+            files.check(path, |file| listed.check(file, &list));
         }
         let repository = name.split_once('/').map_or(name, |(_host, repository)| repository).to_owned();
         Ok(Self { files, tree, repository, commit: commit.id.clone(), updated: commit.updated })
     }
 
-    fn models(&self, is_source: bool) -> Vec<FoundModel> {
-        let folder = self.files.folder_model().map(|mut model| {
-            model.notes.extend(self.missing_files());
-            model
-        });
-        let models = self.files.gguf_models().into_iter().chain(folder);
+    fn models(&self, is_source: bool, selection: &Selection) -> Vec<FoundModel> {
+        let is_folder = |model: &FoundModel| {
+            model.files.iter().any(|file| FileFormat::GGUF.stem_of(&file.path).is_none())
+        };
+        let mut models = self.files.models(selection);
+        for folder in models.iter_mut().filter(|model| is_folder(model)) {
+            folder.notes.extend(self.missing_files(selection));
+        }
+        let models = models.into_iter();
         let models = models.map(|model| if is_source { self.with_source(model) } else { model });
         models.map(|model| FoundModel { updated: self.updated, ..model }).collect()
     }
@@ -267,13 +300,13 @@ impl Snapshot {
     }
 
     /// Says how many files of the model are not in the snapshot, which may be what its user wanted.
-    fn missing_files(&self) -> Option<String> {
+    fn missing_files(&self, selection: &Selection) -> Option<String> {
         let tree = self.tree.as_ref()?;
         let listed = tree
             .files
             .iter()
             .map(|(path, file)| FolderFile { path: path.clone(), size: file.content_size() });
-        let whole = ListedFolder::new(listed, &Selection::default()).ok()?.plan(&BTreeMap::new()).ok()?;
+        let whole = ListedFolder::new(listed, selection).ok()?.plan(&BTreeMap::new()).ok()?;
         let missing = whole.files().iter().filter(|file| !self.files.has(&file.path)).count();
         let (files, are) = (counted(missing, "file"), if missing == 1 { "is" } else { "are" });
         (missing > 0).then(|| format!("partial: {files} of the repository {are} not here"))
@@ -284,6 +317,30 @@ impl TreeFile {
     fn content_size(&self) -> u64 {
         self.lfs_size.unwrap_or(self.size)
     }
+
+    /// Compares a file with what the list says about it, and adds the digests that its content must have.
+    fn check(&self, file: FoundFile, list: &Path) -> Result<FoundFile, Problem> {
+        let wrong = |what: String| Problem::new(&file.source, what);
+        let list = list.display();
+        if self.content_size() != file.size {
+            let (expected, found) = (self.content_size(), file.size);
+            return Err(wrong(format!("wrong size: expected {expected} bytes by {list}, found {found}")));
+        }
+        let digest = self.lfs_sha256.as_deref().and_then(|hex| Digest::from_hex(hex).ok());
+        let git_id = self.blob_id.as_deref().and_then(|id| id.parse().ok()).filter(|_| digest.is_none());
+        if let Some((expected, found)) = digest.zip(file.certain).filter(|(listed, own)| listed != own) {
+            return Err(wrong(format!(
+                "wrong digest: expected {expected} by {list}, found a link to {found}"
+            )));
+        }
+        if let Some((expected, found)) = git_id.zip(file.git_id).filter(|(listed, own)| listed != own) {
+            return Err(wrong(format!(
+                "wrong digest: expected the git object {expected} by {list}, found a link to {found}"
+            )));
+        }
+        let certain = digest.or(file.certain);
+        Ok(FoundFile { claimed: certain, certain, git_id: git_id.or(file.git_id), ..file })
+    }
 }
 
 fn read_tree(path: &Path) -> Option<Tree> {
@@ -292,50 +349,14 @@ fn read_tree(path: &Path) -> Option<Tree> {
 }
 
 /// The file at `place` in a snapshot, which may be a link to a file in the cache.
-fn file(root: &Path, snapshot: &Path, place: &Path) -> Result<FoundFile, Problem> {
+fn file(boundary: &Boundary, snapshot: &Path, place: &Path) -> Result<FoundFile, Problem> {
     let path = snapshot.join(place);
-    let source = fs::canonicalize(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => missing_content(&path),
-        _ => Problem::unreadable(&path)(error),
-    })?;
-    if !source.starts_with(root) {
-        return Err(Problem::new(&path, "is a link to a file outside of the cache"));
-    }
-    let identity = file_without_links(&source).map_err(Problem::unreadable(&source))?;
-    let name = place.to_str().ok_or_else(|| Problem::new(&path, "its name is not UTF-8"))?;
-    let not_a_file = || Problem::new(&path, "wrong kind of file: expected a regular file");
-    let identity = identity.ok_or_else(not_a_file)?;
+    let name = place.to_str().ok_or_else(|| Problem::name(&path, "wrong name: expected UTF-8"))?;
+    let (source, identity) = boundary.file(&path)?;
     // In `blobs/` of the repository, the files of Git LFS are named by their SHA-256, all others by Git's SHA-1. What a
     // name there links to, in `blobs/` of the cache, has the name of another hash.
     let link = fs::read_link(&path).ok();
-    let claimed = link.and_then(|link| Digest::from_hex(link.file_name()?.to_str()?).ok());
-    let certain = claimed;
-    Ok(FoundFile { claimed, certain, ..FoundFile::new(name.to_owned(), source, identity) })
-}
-
-/// The problem of a link to a file that does not exist. Repositories that were copied out of their cache have such links.
-fn missing_content(path: &Path) -> Problem {
-    /// A snapshot links to the repository's blobs, which link to those of the cache.
-    const MAX_LINKS: usize = 8;
-    let mut place = path.to_owned();
-    for _ in 0..MAX_LINKS {
-        let Ok(target) = fs::read_link(&place) else { break };
-        place = without_dots(&place.parent().unwrap_or(Path::new("/")).join(target));
-    }
-    let what = format!("its content is missing: expected the file {}", place.display());
-    let hint = "if the folder was copied from a cache, import that cache, or download the model again";
-    Problem::new(path, what).with_hint(hint)
-}
-
-/// A path without `.` and `..`.
-fn without_dots(path: &Path) -> PathBuf {
-    let mut clean = PathBuf::new();
-    for part in path.components() {
-        match part {
-            std::path::Component::ParentDir => drop(clean.pop()),
-            std::path::Component::CurDir => {}
-            other => clean.push(other),
-        }
-    }
-    clean
+    let etag = link.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
+    let (certain, git_id) = (Digest::from_hex(etag).ok(), etag.parse().ok());
+    Ok(FoundFile { claimed: certain, certain, git_id, ..FoundFile::new(name.to_owned(), source, identity) })
 }

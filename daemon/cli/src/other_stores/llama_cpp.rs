@@ -9,16 +9,16 @@ use blobd_client::protocol::request::SidecarComponent;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::file_type::ShardName;
-use blobd_store_format::model_folder::is_never_taken;
+use blobd_store_format::model_folder::{Selection, is_never_taken};
 use blobd_store_format::source::PullSource;
 use serde::Deserialize;
 
 use super::file_list::FileList;
 use super::folders::{self, LLAMA_CPP};
-use super::found::{FoundFile, FoundModel, Problem};
+use super::found::{FoundFile, FoundModel, Problem, not_of_folder};
 use super::hub;
-use super::{read_small, variable};
-use crate::local_folder::{Folder, Links};
+use super::{ScanOptions, read_small, variable};
+use crate::local_folder::Folder;
 use crate::{ErrorBody, Reference};
 
 pub(super) fn default_folders() -> Vec<PathBuf> {
@@ -51,12 +51,12 @@ struct Lfs {
 }
 
 /// The models of the folder: those of the hub's layout, those with a manifest, and the other files by their names.
-pub(super) fn models(root: &Path, links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
-    let mut models = if hub::is_store(root) { hub::models(root, links)? } else { Vec::new() };
+pub(super) fn models(root: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
+    let mut models = if hub::is_store(root) { hub::models(root, options)? } else { Vec::new() };
     // The cache of the hub has models for other programs, too.
     let is_gguf = |file: &FoundFile| FileFormat::GGUF.stem_of(&file.path).is_some();
     models.retain(|model| model.files.iter().all(is_gguf));
-    let folder = Folder::list(root, links)?;
+    let folder = Folder::list(root, options.links)?;
     let mut taken = BTreeSet::new();
     for path in folder.paths().filter(|path| path.starts_with("manifest=")) {
         let named = path.strip_suffix(".json").map(|name| name.split('=').collect::<Vec<_>>());
@@ -66,11 +66,13 @@ pub(super) fn models(root: &Path, links: Links) -> Result<Vec<FoundModel>, Error
         let name = format!("hf.co/{org}/{repository}:{tag}");
         models.push(match manifest {
             Some(manifest) => of_manifest(&folder, (&name, &format!("{org}_{repository}_")), &manifest),
-            None => FoundModel::unusable(name, Problem::new(&place, "expected a manifest in JSON")),
+            None => {
+                FoundModel::unusable(name, Problem::new(&place, "wrong content: expected a manifest in JSON"))
+            }
         });
         taken.extend(models.last().into_iter().flat_map(|model| &model.files).map(|file| file.path.clone()));
     }
-    models.extend(without_manifest(&folder, &taken));
+    models.extend(without_manifest(&folder, &taken, options.selection));
     Ok(models)
 }
 
@@ -91,7 +93,7 @@ fn of_manifest(folder: &Folder, (name, start): (&str, &str), manifest: &Manifest
         }
     }
     let named =
-        name.parse::<Reference>().map_err(|error| Problem::new(folder.path(), format!("{name}: {error}")));
+        name.parse::<Reference>().map_err(|error| Problem::name(folder.path(), format!("{name}: {error}")));
     match named {
         Ok(target) if manifest.model.is_some() => FoundModel::new(target, files).pulled(),
         Ok(_) => {
@@ -105,13 +107,13 @@ fn file(folder: &Folder, path: &str) -> Result<FoundFile, Problem> {
     let place = folder.path().join(path);
     match folder.identity(path) {
         Ok(identity) => Ok(FoundFile::new(path.to_owned(), place, identity)),
-        Err("nothing") => Err(Problem::new(&place, "is missing")),
-        Err(found) => Err(Problem::new(&place, format!("expected a file of the folder, found {found}"))),
+        Err("nothing") => Err(Problem::new(&place, "is missing: expected a file")),
+        Err(found) => Err(not_of_folder(&place, found)),
     }
 }
 
 /// Files that no manifest names. An older record beside a file says where it is from.
-fn without_manifest(folder: &Folder, taken: &BTreeSet<String>) -> Vec<FoundModel> {
+fn without_manifest(folder: &Folder, taken: &BTreeSet<String>, selection: &Selection) -> Vec<FoundModel> {
     let mut lists: BTreeMap<String, FileList> = BTreeMap::new();
     let paths = folder.paths().filter(|path| !path.contains('/') && !is_never_taken(path));
     for path in paths.filter(|path| !taken.contains(*path)) {
@@ -121,7 +123,7 @@ fn without_manifest(folder: &Folder, taken: &BTreeSet<String>) -> Vec<FoundModel
         let list = list.or_insert_with(|| FileList::new(name, folder.path().to_owned()));
         list.add(path.to_owned(), file(folder, path));
     }
-    let models = lists.into_values().flat_map(|list| folders::with_plain_tag(list.models()));
+    let models = lists.into_values().flat_map(|list| folders::with_plain_tag(list.models(selection)));
     models.map(|model| with_record(folder, model)).collect()
 }
 

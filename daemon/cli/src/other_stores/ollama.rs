@@ -5,17 +5,18 @@
 //! there. Ollama names a blob by its SHA-256, but only checks that when it downloads one: the daemon computes it again.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::{host, layout};
+use serde::Deserialize;
 
+use super::boundary::Boundary;
 use super::found::{FoundModel, Problem};
-use super::{registry_stores, variable};
-use crate::local_folder::Links;
+use super::{ScanOptions, registry_stores, variable};
 use crate::{ErrorBody, file_error};
 
 /// The folders of tags. What the first has counts.
@@ -40,16 +41,21 @@ pub(super) fn is_store(folder: &Path) -> bool {
 ///
 /// # Errors
 /// That of a directory of manifests that cannot be listed.
-pub(super) fn models(folder: &Path, _links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
+pub(super) fn models(folder: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
+    let boundary = registry_stores::boundary(folder, options)?;
     let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
     for manifests in MANIFESTS.map(|name| folder.join(name)).iter().filter(|manifests| manifests.is_dir()) {
-        let places = tag_places(manifests);
+        let places = tag_places(manifests, boundary.follows_all());
         let places = places.map_err(|error| file_error(&manifests.display().to_string(), &error))?;
-        for place in places {
+        for place in places.links {
+            let problem = leads_elsewhere(&manifests.join(&place));
+            found.push(FoundModel::unusable(place.display().to_string(), problem));
+        }
+        for place in places.tags {
             let Some(name) = name_of(&place).filter(|name| seen.insert(name.short())) else { continue };
             let path = manifests.join(&place);
-            found.push(match read_manifest(folder, &path) {
-                Ok(manifest) => model(folder, name, manifest),
+            found.push(match registry_stores::read_manifest(&boundary, &path) {
+                Ok(manifest) => with_weights(&path, model(&boundary, folder, name, manifest)),
                 Err(problem) => FoundModel::unusable(name.short(), problem),
             });
         }
@@ -65,47 +71,75 @@ fn name_of(place: &Path) -> Option<Reference> {
     Reference::from_parts(host, name.namespace(), name.model(), name.tag()).ok()
 }
 
-/// The paths below `manifests` at which tags can be. Links to directories are not followed.
-fn tag_places(manifests: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut level = vec![PathBuf::new()];
+/// What is below `manifests`.
+#[derive(Default)]
+struct Places {
+    /// Where tags can be.
+    tags: Vec<PathBuf>,
+    /// Links to directories, which are not followed.
+    links: Vec<PathBuf>,
+}
+
+/// Links to directories are followed only on request: nothing in Ollama makes them.
+fn tag_places(manifests: &Path, follows_links: bool) -> io::Result<Places> {
+    let mut places = Places { tags: vec![PathBuf::new()], links: Vec::new() };
     let mut entries = 0;
     for depth in 0..=DEPTH {
         let mut next = Vec::new();
-        for place in &level {
+        for place in &places.tags {
             for entry in fs::read_dir(manifests.join(place))? {
                 let entry = entry?;
                 entries += 1;
                 if entries > MAX_ENTRIES {
                     return Err(io::Error::other(format!("more than {MAX_ENTRIES} entries")));
                 }
-                if depth == DEPTH || entry.file_type()?.is_dir() {
-                    next.push(place.join(entry.file_name()));
+                let (kind, path) = (entry.file_type()?, place.join(entry.file_name()));
+                let is_link = || kind.is_symlink() && entry.path().is_dir();
+                match depth == DEPTH || kind.is_dir() {
+                    true => next.push(path),
+                    false if is_link() && follows_links => next.push(path),
+                    false if is_link() => places.links.push(path),
+                    false => {}
                 }
             }
         }
-        level = next;
+        places.tags = next;
     }
-    Ok(level)
+    Ok(places)
 }
 
-/// Reads the manifest of a tag, which may be a link to that of another tag, or to a blob.
-fn read_manifest(folder: &Path, path: &Path) -> Result<Manifest, Problem> {
-    let unreadable = Problem::unreadable(path);
-    let target = fs::canonicalize(path).map_err(&unreadable)?;
-    if !target.starts_with(fs::canonicalize(folder).map_err(&unreadable)?) {
-        return Err(Problem::new(path, "is a link to a file outside of the store"));
-    }
-    let file = File::open(&target).map_err(&unreadable)?;
-    if !file.metadata().map_err(&unreadable)?.is_file() {
-        return Err(Problem::new(path, "wrong kind of file: expected a manifest"));
-    }
-    let mut raw = Vec::new();
-    file.take(Manifest::MAX_BYTES + 1).read_to_end(&mut raw).map_err(&unreadable)?;
-    Manifest::parse(raw).map_err(|error| Problem::new(path, error.to_string()))
+fn leads_elsewhere(path: &Path) -> Problem {
+    let what = "wrong kind of file: expected a directory of manifests, found a link to one";
+    Problem::new(path, what).with_hint("`--follow` follows it")
 }
 
-fn model(folder: &Path, name: Reference, manifest: Manifest) -> FoundModel {
-    registry_stores::model(name, manifest, |digest| {
+/// Leaves a model out whose weights are on another machine.
+fn with_weights(path: &Path, model: FoundModel) -> FoundModel {
+    let Some(manifest) = &model.manifest else { return model };
+    if manifest.layers().iter().any(|layer| ["model", "tensor"].contains(&layer.media_type.component())) {
+        return model;
+    }
+    let config = model.files.first().filter(|file| file.size < MAX_CONFIG_BYTES);
+    let config = config.and_then(|file| serde_json::from_slice::<Config>(&file.read().ok()?).ok());
+    let host = config.and_then(|config| config.remote_host).filter(|host| !host.is_empty());
+    let what = match host {
+        Some(host) => format!("has no weights here: it runs at {host}"),
+        None if manifest.layers().is_empty() => "has no files".to_owned(),
+        None => return model,
+    };
+    FoundModel::unusable(model.name, Problem::left_out(path, what))
+}
+
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+
+/// The configuration of a model.
+#[derive(Deserialize)]
+struct Config {
+    remote_host: Option<String>,
+}
+
+fn model(boundary: &Boundary, folder: &Path, name: Reference, manifest: Manifest) -> FoundModel {
+    registry_stores::model(boundary, name, manifest, |digest| {
         // Versions before 0.1.18 have a colon in the names.
         let names = [layout::blob_name(digest), format!("sha256:{}", digest.to_hex())];
         names.map(|name| folder.join("blobs").join(name)).into()

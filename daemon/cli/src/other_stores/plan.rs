@@ -1,19 +1,20 @@
 //! Which of the found models an import stores, as a value that is printed or executed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use blobd_client::protocol::response::ModelSummary;
+use blobd_store_format::digest::Digest;
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::origin::{Origin, program_of_copy};
 use blobd_store_format::source::PullSource;
 use serde::Serialize;
 
-use super::found::{FoundModel, distinct_bytes};
+use super::found::{FoundFile, FoundModel, distinct_bytes};
 use super::{FoundStore, Program, Record};
 use crate::connect::client_error;
-use crate::output::{Table, counted, human_bytes, printable, terminal_width};
-use crate::{Client, ErrorBody, Reference, internal};
+use crate::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
+use crate::{Client, ErrorBody, ErrorCode, Reference, internal};
 
 /// The models of the found stores that were selected.
 #[derive(Debug)]
@@ -47,6 +48,22 @@ impl<'c> StoredModels<'c> {
 
     fn get(&self, name: &Reference) -> Option<&ModelSummary> {
         self.models.get(&name.short())
+    }
+
+    /// The digests of all files of the store's models.
+    fn digests(&self) -> Result<BTreeSet<Digest>, ErrorBody> {
+        let mut digests = BTreeSet::new();
+        let mut seen = BTreeSet::new();
+        for model in self.models.values().filter(|model| seen.insert(model.digest)) {
+            let name = model.name.parse().map_err(internal)?;
+            match self.client.manifest(&name).map_err(client_error) {
+                Ok(manifest) => digests.extend(manifest.files().map(|file| file.digest)),
+                // It was removed meanwhile.
+                Err(error) if error.code == ErrorCode::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(digests)
     }
 
     /// Whether the store has the model under its name, or under the one that tells it from another model of that name.
@@ -106,6 +123,8 @@ pub(crate) struct FoundModels {
     pub(crate) models: Vec<ListedModel>,
     /// How many bytes an import would read; a file of several models counts once.
     pub(crate) read_bytes: u64,
+    /// The most that the store would grow by.
+    pub(crate) max_new_bytes: u64,
 }
 
 /// A model in another program's store.
@@ -120,10 +139,18 @@ pub(crate) struct ListedModel {
     /// The size of its files in bytes.
     pub(crate) size: u64,
     pub(crate) state: ModelState,
+    /// The most that the store would grow by: the files that it does not have, and that no earlier model of the list has.
+    /// Tensors that they share are not known before they are read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_new_bytes: Option<u64>,
+    /// The size of the other files: those that the store has by the digests that the program gives them, and those of
+    /// earlier models of the list.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) shared_bytes: Option<u64>,
     /// What a user should know about it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) notes: Vec<String>,
-    /// Why it cannot be imported.
+    /// Why it is left out or cannot be imported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
 }
@@ -136,6 +163,8 @@ pub(crate) enum ModelState {
     New,
     /// The store has it.
     Stored,
+    /// It is not imported, and nothing is wrong with it.
+    LeftOut,
     /// It cannot be imported.
     Unusable,
 }
@@ -169,52 +198,116 @@ impl Plan {
         &self.models
     }
 
+    /// The models that an import tries to store.
+    pub(crate) fn wanted(&self) -> impl Iterator<Item = &PlannedModel> {
+        self.models.iter().filter(|model| matches!(model.state(), ModelState::New | ModelState::Unusable))
+    }
+
+    pub(crate) fn left_out(&self) -> impl Iterator<Item = &PlannedModel> {
+        self.models.iter().filter(|model| model.state() == ModelState::LeftOut)
+    }
+
     /// The plan as a document.
-    pub(crate) fn document(&self) -> FoundModels {
-        let bytes = self.models.iter().filter(|model| model.state() == ModelState::New);
-        FoundModels {
-            models: self.models.iter().map(PlannedModel::document).collect(),
-            read_bytes: distinct_bytes(bytes.flat_map(|model| &model.found.files)),
-        }
+    pub(crate) fn document(&self, stored: &StoredModels<'_>) -> Result<FoundModels, ErrorBody> {
+        let new = || self.models.iter().filter(|model| model.state() == ModelState::New);
+        let has_new = new().next().is_some();
+        let mut known =
+            Known { digests: if has_new { stored.digests()? } else { BTreeSet::new() }, ..Known::default() };
+        let models: Vec<_> = self.models.iter().map(|model| model.document(&mut known)).collect();
+        let max_new_bytes =
+            models.iter().filter_map(|model| model.max_new_bytes).fold(0, u64::saturating_add);
+        let read_bytes = distinct_bytes(new().flat_map(|model| &model.found.files));
+        Ok(FoundModels { models, read_bytes, max_new_bytes })
+    }
+}
+
+/// Files that take no more space: those of the store and of earlier models.
+#[derive(Debug, Default)]
+struct Known {
+    digests: BTreeSet<Digest>,
+    files: BTreeSet<(u64, u64)>,
+}
+
+impl Known {
+    /// Whether the file is new. It is not the next time.
+    fn add(&mut self, file: &FoundFile) -> bool {
+        let is_new_file = self.files.insert(file.identity.inode());
+        let is_new_content = file.claimed.is_none_or(|digest| self.digests.insert(digest));
+        is_new_file && is_new_content
     }
 }
 
 impl PlannedModel {
     pub(crate) fn state(&self) -> ModelState {
         match &self.found.problem {
+            Some(problem) if problem.is_left_out() => ModelState::LeftOut,
             Some(_) => ModelState::Unusable,
             None if self.is_stored => ModelState::Stored,
             None => ModelState::New,
         }
     }
 
-    fn document(&self) -> ListedModel {
+    /// The size of the files that would be added.
+    fn new_bytes(&self, known: &mut Known) -> Option<u64> {
+        let files = self.found.files.iter();
+        match self.state() {
+            ModelState::New => {
+                let new = files.filter(|file| known.add(file)).map(|file| file.size);
+                Some(new.fold(0, u64::saturating_add))
+            }
+            ModelState::Stored => Some(0),
+            ModelState::LeftOut | ModelState::Unusable => None,
+        }
+    }
+
+    fn document(&self, known: &mut Known) -> ListedModel {
+        let max_new_bytes = self.new_bytes(known);
         ListedModel {
             name: self.found.name.clone(),
             program: self.program.title.to_owned(),
             folder: self.folder.display().to_string(),
             size: self.found.size,
             state: self.state(),
+            max_new_bytes,
+            shared_bytes: max_new_bytes.map(|new| self.found.size.saturating_sub(new)),
             notes: self.found.notes.clone(),
-            reason: self.found.problem.as_ref().map(ToString::to_string),
+            reason: self.reason(),
         }
+    }
+
+    /// Why it is not imported.
+    pub(crate) fn reason(&self) -> Option<String> {
+        self.found.problem.as_ref().map(ToString::to_string)
     }
 }
 
 /// The plan as a table.
 pub(crate) fn table(plan: &FoundModels) -> String {
     let rows = plan.models.iter().map(|model| {
-        let state = match model.state {
-            ModelState::New => "new",
-            ModelState::Stored => "stored",
-            ModelState::Unusable => model.reason.as_deref().unwrap_or("unusable"),
+        let state = match (model.state, model.reason.as_deref()) {
+            (ModelState::New, _) => "new".to_owned(),
+            (ModelState::Stored, _) => "stored".to_owned(),
+            (ModelState::LeftOut, reason) => format!("left out: {}", reason.unwrap_or_default()),
+            (ModelState::Unusable, reason) => reason.unwrap_or("unusable").to_owned(),
         };
-        let notes = model.notes.iter().map(String::as_str);
+        let notes = model.notes.iter().cloned();
         let state = printable(&std::iter::once(state).chain(notes).collect::<Vec<_>>().join("; "));
-        [printable(&model.name), printable(&model.program), human_bytes(model.size), state]
+        let adds = or_dash(model.max_new_bytes.map(at_most));
+        let shares = or_dash(model.shared_bytes.map(human_bytes));
+        let size = human_bytes(model.size);
+        [printable(&model.name), printable(&model.program), size, adds, shares, state]
     });
-    let table = Table::with_rows(&["MODEL", "FROM", "SIZE", "STATE"], &[2], rows);
+    let columns = ["MODEL", "FROM", "SIZE", "ADDS", "SHARES", "STATE"];
+    let table = Table::with_rows(&columns, &[2, 3, 4], rows);
     let new = plan.models.iter().filter(|model| model.state == ModelState::New).count();
-    let read = human_bytes(plan.read_bytes);
-    format!("{}{}: would read {read}\n", table.render(terminal_width()), counted(new, "new model"))
+    let (read, adds) = (human_bytes(plan.read_bytes), at_most(plan.max_new_bytes));
+    format!(
+        "{}{}: would read {read} and add {adds}\n",
+        table.render(terminal_width()),
+        counted(new, "new model")
+    )
+}
+
+fn at_most(bytes: u64) -> String {
+    if bytes == 0 { "nothing".to_owned() } else { format!("at most {}", human_bytes(bytes)) }
 }

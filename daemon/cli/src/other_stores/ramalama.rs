@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use blobd_store_format::derived_name::name_part;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::model_folder::Selection;
 use serde::Deserialize;
 
+use super::boundary::Boundary;
 use super::file_list::FileList;
 use super::found::{FoundFile, FoundModel, Problem};
-use super::{data_home, read_small};
-use crate::local_folder::{Links, file_without_links};
+use super::{ScanOptions, data_home, read_small, registry_stores};
 use crate::{ErrorBody, Reference};
 
 /// Folders between the store and a model.
@@ -41,7 +42,8 @@ struct RefFile {
     name: String,
 }
 
-pub(super) fn models(folder: &Path, _links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
+pub(super) fn models(folder: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
+    let boundary = registry_stores::boundary(folder, options)?;
     let mut found = Vec::new();
     for place in model_folders(folder) {
         let parts = place.strip_prefix(folder).unwrap_or(&place).iter();
@@ -52,9 +54,12 @@ pub(super) fn models(folder: &Path, _links: Links) -> Result<Vec<FoundModel>, Er
             let tag = name_part(file_name.strip_suffix(".json").unwrap_or(&file_name));
             let parsed = read_small(&entry.path()).and_then(|bytes| parse(&bytes));
             match parsed {
-                Some(parsed) => found.extend(of_ref(folder, &place, (&name, &tag), &parsed)),
+                Some(parsed) => {
+                    found.extend(of_ref(&boundary, &place, (&name, &tag), (&parsed, options.selection)));
+                }
                 None => {
-                    let problem = Problem::new(&entry.path(), "expected a reference of RamaLama");
+                    let problem =
+                        Problem::new(&entry.path(), "wrong content: expected a reference of RamaLama");
                     found.push(FoundModel::unusable(format!("{name}:{tag}"), problem));
                 }
             }
@@ -80,12 +85,17 @@ fn parse(bytes: &[u8]) -> Option<Ref> {
 }
 
 /// The model of a reference, or one for each GGUF file if there are several.
-fn of_ref(root: &Path, place: &Path, (name, tag): (&str, &str), listed: &Ref) -> Vec<FoundModel> {
+fn of_ref(
+    boundary: &Boundary,
+    place: &Path,
+    (name, tag): (&str, &str),
+    (listed, selection): (&Ref, &Selection),
+) -> Vec<FoundModel> {
     let mut files = FileList::new(name.to_owned(), place.to_owned());
     for file in &listed.files {
-        files.add(file.name.clone(), found_file(root, place, (&listed.hash, file)));
+        files.add(file.name.clone(), found_file(boundary, place, (&listed.hash, file)));
     }
-    let mut models = files.models();
+    let mut models = files.models(selection);
     if let [only] = models.as_mut_slice()
         && let Ok(target) = format!("{name}:{tag}").parse::<Reference>()
         && only.target.is_some()
@@ -95,19 +105,17 @@ fn of_ref(root: &Path, place: &Path, (name, tag): (&str, &str), listed: &Ref) ->
     models
 }
 
-fn found_file(root: &Path, place: &Path, (snapshot, file): (&str, &RefFile)) -> Result<FoundFile, Problem> {
+fn found_file(
+    boundary: &Boundary,
+    place: &Path,
+    (snapshot, file): (&str, &RefFile),
+) -> Result<FoundFile, Problem> {
     let hex = file.hash.strip_prefix("sha256").unwrap_or(&file.hash).trim_start_matches(['-', ':']);
     let claimed = Digest::from_hex(hex).ok();
     let blob = claimed.map(|digest| place.join("blobs").join(format!("sha256-{}", digest.to_hex())));
     let snapshot = place.join("snapshots").join(snapshot.replace(':', "-")).join(&file.name);
     let path = blob.filter(|blob| blob.exists()).unwrap_or(snapshot);
-    let source = fs::canonicalize(&path).map_err(Problem::unreadable(&path))?;
-    if !fs::canonicalize(root).is_ok_and(|root| source.starts_with(root)) {
-        return Err(Problem::new(&path, "leads to a file outside of the store"));
-    }
-    let identity = file_without_links(&source).map_err(Problem::unreadable(&source))?;
-    let not_a_file = || Problem::new(&path, "wrong kind of file: expected a regular file");
-    let identity = identity.ok_or_else(not_a_file)?;
+    let (source, identity) = boundary.file(&path)?;
     Ok(FoundFile { claimed, ..FoundFile::new(file.name.clone(), source, identity) })
 }
 

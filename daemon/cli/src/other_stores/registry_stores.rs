@@ -4,50 +4,85 @@
 //! download it: the daemon computes it again.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use serde::Deserialize;
 
+use super::boundary::Boundary;
 use super::found::{FoundFile, FoundModel, Problem};
-use super::{data_home, home, read_small, variable};
-use crate::local_folder::{Identity, Links};
-use crate::{ErrorBody, ErrorCode, Reference};
+use super::{ScanOptions, data_home, home, read_small, variable};
+use crate::local_folder::open_listed;
+use crate::{ErrorBody, ErrorCode, Reference, file_error};
 
 /// A model with this manifest. `places` says where the blob with a digest may be.
 pub(super) fn model(
+    boundary: &Boundary,
     name: Reference,
     manifest: Manifest,
     places: impl Fn(Digest) -> Vec<PathBuf>,
 ) -> FoundModel {
     let (short, size) = (name.short(), manifest.size());
-    match blobs(&manifest, places) {
+    match blobs(boundary, &manifest, places) {
         Ok(files) => FoundModel { size, manifest: Some(manifest), ..FoundModel::new(name, files).pulled() },
         Err(problem) => FoundModel { size, ..FoundModel::unusable(short, problem) },
     }
 }
 
 /// The files that a manifest names, each once, in the order of the manifest.
-fn blobs(manifest: &Manifest, places: impl Fn(Digest) -> Vec<PathBuf>) -> Result<Vec<FoundFile>, Problem> {
+fn blobs(
+    boundary: &Boundary,
+    manifest: &Manifest,
+    places: impl Fn(Digest) -> Vec<PathBuf>,
+) -> Result<Vec<FoundFile>, Problem> {
     let mut files: Vec<FoundFile> = Vec::new();
     let mut seen = BTreeSet::new();
     for file in manifest.files().filter(|file| seen.insert(file.digest)) {
         let places = places(file.digest);
-        let found = places.iter().find_map(|path| fs::metadata(path).ok().map(|data| (path, data)));
-        let Some((source, data)) = found else {
-            return Err(Problem::new(places.first().map_or(Path::new(""), PathBuf::as_path), "is missing"));
+        let Some(place) = places.iter().find(|path| path.symlink_metadata().is_ok()) else {
+            let place = places.first().map_or(Path::new(""), PathBuf::as_path);
+            let what = format!("is missing: expected a file of {} bytes", file.size);
+            return Err(Problem::new(place, what));
         };
-        if !data.is_file() || data.len() != file.size {
-            let what = format!("expected a file of {} bytes, found {}", file.size, data.len());
-            return Err(Problem::new(source, what));
+        let (source, identity) = boundary.file(place)?;
+        if identity.size() != file.size {
+            let what = format!("wrong size: expected {} bytes, found {}", file.size, identity.size());
+            return Err(Problem::new(place, what));
         }
-        let path = format!("sha256-{}", file.digest.to_hex());
-        let found = FoundFile::new(path, source.clone(), Identity::from(&data));
+        let found = FoundFile::new(format!("sha256-{}", file.digest.to_hex()), source, identity);
         files.push(FoundFile { claimed: Some(file.digest), ..found });
     }
     Ok(files)
+}
+
+/// The store in a folder that was looked at.
+pub(super) fn boundary(folder: &Path, options: &ScanOptions<'_>) -> Result<Boundary, ErrorBody> {
+    let failed = |error: std::io::Error| file_error(&folder.display().to_string(), &error);
+    Boundary::new(folder, options.links).map_err(failed)
+}
+
+/// The manifest in a file.
+pub(super) fn read_manifest(boundary: &Boundary, path: &Path) -> Result<Manifest, Problem> {
+    let (source, identity) = boundary.file(path)?;
+    if identity.size() > Manifest::MAX_BYTES {
+        let (expected, found) = (Manifest::MAX_BYTES, identity.size());
+        let what = format!("manifest: too long: expected at most {expected} bytes, found {found}");
+        return Err(Problem::new(path, what));
+    }
+    let mut raw = Vec::new();
+    let opened = open_listed(&source, identity);
+    let read = opened.map(|file| file.take(Manifest::MAX_BYTES).read_to_end(&mut raw));
+    match read {
+        Ok(Ok(_)) => parsed(path, raw),
+        Ok(Err(error)) => Err(Problem::unreadable(path)(error)),
+        Err(_) => Err(Problem::new(path, "cannot be read, or changed meanwhile")),
+    }
+}
+
+fn parsed(path: &Path, raw: Vec<u8>) -> Result<Manifest, Problem> {
+    Manifest::parse(raw).map_err(|error| Problem::new(path, error.to_string()))
 }
 
 fn hex_place(folder: &Path, digest: Digest) -> PathBuf {
@@ -78,7 +113,8 @@ struct DockerModel {
 }
 
 /// The models of Docker Model Runner: `manifests/sha256/HEX` and `blobs/sha256/HEX`, and `models.json` with the names.
-pub(super) fn docker_models(folder: &Path, _links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
+pub(super) fn docker_models(folder: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
+    let boundary = boundary(folder, options)?;
     let index = folder.join("models.json");
     let parsed = read_small(&index).and_then(|bytes| serde_json::from_slice::<DockerIndex>(&bytes).ok());
     let Some(parsed) = parsed else {
@@ -89,35 +125,28 @@ pub(super) fn docker_models(folder: &Path, _links: Links) -> Result<Vec<FoundMod
     for DockerModel { id, tags } in parsed.models {
         // A model without a tag is what is left of one that was replaced.
         for tag in tags {
-            found.push(named(&tag, &tag, read_manifest(&id, &folder.join("manifests")), |digest| {
-                vec![hex_place(&folder.join("blobs"), digest)]
-            }));
+            let manifest = manifest_with_digest(&boundary, &id, &folder.join("manifests"));
+            found.push(named(&boundary, &tag, manifest, &folder.join("blobs")));
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
-fn named(
-    shown: &str,
-    name: &str,
-    manifest: Result<Manifest, Problem>,
-    places: impl Fn(Digest) -> Vec<PathBuf>,
-) -> FoundModel {
-    let parsed = name.parse::<Reference>().map_err(|error| Problem::new(Path::new(name), error.to_string()));
+/// A model by its name in its program, whose blobs are in a folder.
+fn named(boundary: &Boundary, name: &str, manifest: Result<Manifest, Problem>, blobs: &Path) -> FoundModel {
+    let parsed = name.parse::<Reference>().map_err(|error| Problem::name(Path::new(name), error));
     match parsed.and_then(|name| Ok((name, manifest?))) {
-        Ok((name, manifest)) => model(name, manifest, places),
-        Err(problem) => FoundModel::unusable(shown.to_owned(), problem),
+        Ok((name, manifest)) => model(boundary, name, manifest, |digest| vec![hex_place(blobs, digest)]),
+        Err(problem) => FoundModel::unusable(name.to_owned(), problem),
     }
 }
 
 /// The manifest with this digest in a folder of manifests.
-fn read_manifest(digest: &str, folder: &Path) -> Result<Manifest, Problem> {
-    let digest: Digest =
-        digest.parse().map_err(|error| Problem::new(folder, format!("{digest}: {error}")))?;
-    let path = hex_place(folder, digest);
-    let bytes = read_small(&path).ok_or_else(|| Problem::new(&path, "cannot be read"))?;
-    Manifest::parse(bytes).map_err(|error| Problem::new(&path, error.to_string()))
+fn manifest_with_digest(boundary: &Boundary, digest: &str, folder: &Path) -> Result<Manifest, Problem> {
+    let parsed = digest.parse::<Digest>();
+    let digest = parsed.map_err(|error| Problem::new(folder, error.to_string()))?;
+    read_manifest(boundary, &hex_place(folder, digest))
 }
 
 pub(super) fn llmman_places() -> Vec<PathBuf> {
@@ -133,22 +162,21 @@ fn llmman_tags(folder: &Path) -> Option<PathBuf> {
 }
 
 /// The models of llmman: `blobs/sha256/HEX`, and a small file for each tag, with the manifest or its digest.
-pub(super) fn llmman_models(folder: &Path, _links: Links) -> Result<Vec<FoundModel>, ErrorBody> {
+pub(super) fn llmman_models(folder: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
     let Some(tags) = llmman_tags(folder) else { return Ok(Vec::new()) };
-    let tags_folder = crate::local_folder::Folder::list(&tags, Links::Inside)?;
+    let boundary = boundary(folder, options)?;
+    let tags_folder = crate::local_folder::Folder::list(&tags, options.links)?;
     let blobs = folder.join("blobs");
     let models = tags_folder.paths().filter_map(|path| {
         let (repository, tag) = path.rsplit_once('/')?;
-        let text = read_small(&tags.join(path))?;
-        let manifest = match std::str::from_utf8(&text)
-            .ok()
-            .and_then(|text| text.trim().parse::<Digest>().ok())
-        {
-            Some(digest) => read_manifest(&digest.to_string(), &blobs),
-            None => Manifest::parse(text).map_err(|error| Problem::new(&tags.join(path), error.to_string())),
+        let place = tags.join(path);
+        let text = boundary.file(&place).ok().and_then(|(source, _)| read_small(&source))?;
+        let digest = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse::<Digest>().ok());
+        let manifest = match digest {
+            Some(digest) => manifest_with_digest(&boundary, &digest.to_string(), &blobs),
+            None => parsed(&place, text),
         };
-        let name = format!("{repository}:{tag}");
-        Some(named(&name, &name, manifest, |digest| vec![hex_place(&blobs, digest)]))
+        Some(named(&boundary, &format!("{repository}:{tag}"), manifest, &blobs))
     });
     Ok(models.collect())
 }

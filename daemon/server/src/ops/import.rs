@@ -12,6 +12,7 @@ use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::origin::{Origin, copy_record, import_record, program_of_copy};
 use blobd_store_format::reference::Reference;
+use blobd_store_format::source::PullSource;
 
 use super::OpError;
 use super::name_change::{Leftover, NameChange, TargetName};
@@ -52,7 +53,7 @@ fn import_files(
     source: &mut dyn ImportSource,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
-    let origin = origin_record(params);
+    let origin = origin_record(&params.file_name, params.copied_from.as_ref(), params.program.as_deref());
     let target = target_name(change, params, &origin)?;
     let copied_from = params.copied_from.as_ref();
     let check_name =
@@ -106,13 +107,17 @@ pub(crate) fn client_has_gone() -> io::Error {
     io::Error::other("the client of this import has disconnected")
 }
 
-/// The record of where the model comes from. The name of a model in another program's store says more than its last part.
-fn origin_record(params: &ImportParams) -> String {
-    let program = params.program.as_deref();
-    match &params.copied_from {
+/// The record of where an imported model comes from. The name of a model in another program's store says more than its last
+/// part.
+pub(super) fn origin_record(
+    file_name: &str,
+    copied_from: Option<&PullSource>,
+    program: Option<&str>,
+) -> String {
+    match copied_from {
         Some(source) => copy_record(source, program),
-        None if program.is_some() => import_record(&printable(&params.file_name)),
-        None => import_record(&display_name(&params.file_name)),
+        None if program.is_some() => import_record(&printable(file_name)),
+        None => import_record(&display_name(file_name)),
     }
 }
 

@@ -93,13 +93,16 @@ fn list_says_what_would_be_imported_and_imports_nothing() {
     let expected =
         ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "pytorch_model.bin"];
     assert_eq!(paths(&only, "files"), expected);
+    let whole = "pytorch_model.bin: stored whole, as a pattern includes it: no tensor of it is shared";
+    assert_eq!(only["faults"].as_array().unwrap().last(), Some(&json!({ "message": whole, "fatal": false })));
     let text = blobd.run(["import", folder.to_str().unwrap(), "--list"]).succeeds().text();
     for words in ["transformers, 6 files", "config.json", "left out: 1 file", "a pickle"] {
         assert!(text.contains(words), "{text}");
     }
     assert!(!place.path().join("store").exists());
     // What a pattern includes is stored whole.
-    import(&blobd, &folder, &["--include", "*"]);
+    let imported = import(&blobd, &folder, &["--include", "*"]);
+    assert!(imported["notes"].to_string().contains(whole), "{imported}");
     assert_eq!(exported(&blobd, "tiny", &place.path().join("out")).0["pytorch_model.bin"], b"a pickle");
 }
 

@@ -172,7 +172,11 @@ fn write_hub(folder: &Path, weights: &str) {
     fs::create_dir_all(&snapshot).unwrap();
     fs::create_dir_all(repository.join("trees")).unwrap();
     fs::write(snapshot.join("model.safetensors"), safetensors()).unwrap();
-    let files = json!({ "model.safetensors": { "size": 1 }, "config.json": { "size": 2 } });
+    let files = json!({ "model.safetensors": { "size": safetensors().len() }, "config.json": { "size": 2 } });
     let tree = json!({ "format_version": 1, "files": files });
     fs::write(repository.join("trees").join(format!("{}.json", "0".repeat(40))), tree.to_string()).unwrap();
+    // A repository without weights that are taken.
+    let snapshot = folder.join("models--ann--pickle/snapshots").join("0".repeat(40));
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::write(snapshot.join("pytorch_model.bin"), "a pickle").unwrap();
 }

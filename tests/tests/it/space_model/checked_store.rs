@@ -280,7 +280,8 @@ impl<'o> CheckedStore<'o> {
     }
 
     fn tag(&mut self, source: usize, target: usize) {
-        let params = TagParams { source: reference(source), target: reference(target), force: true };
+        let params =
+            TagParams { source: reference(source), target: reference(target), force: true, origin: None };
         match self.client.tag(&params) {
             Ok(_) => {
                 let needs = self.names[&source].clone();

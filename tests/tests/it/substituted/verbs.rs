@@ -155,7 +155,9 @@ fn ask_everything(
     });
     let params = ImportParams { name: Some(name("n")), ..ImportParams::new("n.gguf") };
     ask("import", &mut || drop(client.import(&params, File::open(further).unwrap(), |_, _| ())));
-    ask("tag", &mut || drop(client.tag(&TagParams { source: name("a"), target: name("a2"), force: false })));
+    ask("tag", &mut || {
+        drop(client.tag(&TagParams { source: name("a"), target: name("a2"), force: false, origin: None }));
+    });
     for pinned in [true, false] {
         ask("pin", &mut || drop(client.pin(&PinParams { reference: name("a"), pinned })));
     }

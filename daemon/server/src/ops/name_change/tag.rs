@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use blobd_client::protocol::naming::{NameEffects, Pinned, Renamed, Tagged};
-use blobd_client::protocol::request::{PinParams, RenameParams, TagParams};
-use blobd_store::{Store, Verb};
+use blobd_client::protocol::request::{ImportOrigin, PinParams, RenameParams, TagParams};
+use blobd_store::{NameOrigin, Store, Verb};
 
 use super::{Leftover, NameChange, Named, TargetName};
+use crate::ops::import::origin_record;
 use crate::ops::{CallerPolicy, OpError};
 use crate::requester::Requester;
 
@@ -27,7 +28,14 @@ pub fn tag(
         let change = NameChange::new(store, requester, Verb::Tag, cause).replacing(params.force);
         let (model, lease) = change.stored_model(&params.source, policy, Some(&params.target))?;
         let digest = model.manifest.digest();
-        let origin = store.names().name_origin(&model.reference, digest).for_copy();
+        let origin = match &params.origin {
+            Some(ImportOrigin { file_name, copied_from, program }) => {
+                let record = origin_record(file_name, copied_from.as_ref(), program.as_deref());
+                let origin = Some(record);
+                NameOrigin { origin, source: None }
+            }
+            None => store.names().name_origin(&model.reference, digest).for_copy(),
+        };
         let ingest = change.begin_without_data(lease)?.with_name_origin(origin);
         let named = change.commit(ingest, target, &model.manifest, None, |_name| true)?;
         let Named { name, unchanged, effects, .. } = named;
