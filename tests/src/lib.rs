@@ -22,6 +22,7 @@
 //!   binaries under test, programs in C
 //! - [`mount`]: models as files; [`mount_namespace`]: private mounts; [`hanging`]: files whose operations hang;
 //!   [`fuse`]: common parts of the FUSE file systems
+//! - [`moves`]: killed moves of models in the layouts of several programs
 //! - [`file_source`]: imports of files that this process has open
 //! - [`registry`]: a registry with chosen faults; [`pulls`]: pulls in this process from such a registry
 //! - [`crash_disk`], [`faulty_disk`]: disks that lose unsynced data or fail; [`steps`]: operations on a store on
@@ -46,6 +47,7 @@ pub mod http;
 pub mod memory;
 pub mod mount;
 pub mod mount_namespace;
+pub mod moves;
 pub mod oracle;
 pub mod programs;
 pub mod pulls;

@@ -15,14 +15,14 @@ use clap::Args;
 
 use self::beside::{LocalSidecar, ModelFile, sidecar_note};
 use self::from_program::From;
-use self::moving::Moves;
+use self::moving::{Finished, Interrupted, Moves};
 use self::plan::{ListedModel, PathModel, Planned, plan};
 use crate::advice::instead_of_import;
 use crate::batch::Batch;
-use crate::connect::{client_error, connect_or_create};
+use crate::connect::{Connected, client_error, connect_or_create};
 use crate::local_folder::Links;
 use crate::model_name::parse_new_name;
-use crate::output::print_text;
+use crate::output::{counted, human_bytes, print_text};
 use crate::parallel::run_in_order;
 use crate::progress::{Bars, Progress};
 use crate::{Client, ErrorBody, Global, Reference, export, file_error, internal, usage};
@@ -49,7 +49,8 @@ mod report;
   blobd import ~/models/*.gguf --move               deletes each file when it is stored
   blobd import --from-ollama --list                 the models of Ollama's store
   blobd import --from-ollama 'llama3:*'             imports those with such names
-  blobd import --from-hf=/data/hub                  all models of a Hugging Face cache")]
+  blobd import --from-hf=/data/hub                  all models of a Hugging Face cache
+  blobd import --from-lmstudio --move               deletes in LM Studio's folder what is stored")]
 pub(super) struct Params {
     /// The files and folders; with --from, the names or patterns of models
     #[arg(required_unless_present = "from_program", value_name = "PATH")]
@@ -76,9 +77,10 @@ pub(super) struct Params {
     #[arg(long)]
     follow: bool,
     /// Delete each file when all models that have it are stored
-    #[arg(long = "move", conflicts_with_all = ["from_program", "list", "follow"])]
+    #[arg(long = "move", conflicts_with = "follow")]
     moves: bool,
-    /// Print which files each model would have, or with --from what it would add to the store, and import nothing
+    /// Print which files each model would have, with --from what it would add to the store, and with --move what would be
+    /// deleted, and import nothing
     #[arg(long)]
     list: bool,
 }
@@ -102,7 +104,8 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     {
         return Err(usage("--include and --exclude: choose among the files of a folder: expected a folder"));
     }
-    let mut models = plan(&params.paths, params.with_sidecars, (&params.selection(), params.links()));
+    let paths = if params.moves { paths_to_move(global, params)? } else { params.paths.clone() };
+    let mut models = plan(&paths, params.with_sidecars, (&params.selection(), params.links()));
     if params.name.is_some() && models.len() > 1 {
         return Err(usage("--name: names one model, but several are given"));
     }
@@ -111,11 +114,40 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             "--move and --force: expected one model, found several: one of them could replace another",
         ));
     }
+    let moves =
+        if params.moves { Moves::of_paths(&mut models, params.with_sidecars) } else { Moves::default() };
     if params.list {
-        return report::list(global, models);
+        return report::list(global, models, &moves);
     }
-    let moves = if params.moves { Moves::plan(&mut models, params.with_sidecars) } else { Moves::default() };
     import_all(global, params, (&models, &moves))
+}
+
+/// The paths without those that an interrupted command has moved. What it left is deleted first.
+fn paths_to_move(global: &Global, params: &Params) -> Result<Vec<PathBuf>, ErrorBody> {
+    let mut paths = params.paths.clone();
+    if !params.list {
+        let finished = finish_interrupted(global, || connect_or_create(global))?;
+        paths.retain(|path| path.exists() || !finished.has(path));
+    }
+    Ok(paths)
+}
+
+/// Deletes what interrupted commands with `--move` have left.
+fn finish_interrupted(
+    global: &Global,
+    connect: impl FnOnce() -> Result<Connected, ErrorBody>,
+) -> Result<Finished, ErrorBody> {
+    let interrupted = Interrupted::load();
+    if interrupted.is_empty() {
+        return Ok(Finished::default());
+    }
+    let models = connect()?.client.models().map_err(client_error)?.models;
+    let finished = interrupted.finish(&models.iter().map(|model| model.digest).collect());
+    if !finished.is_empty() && !global.json && !global.hides_reports() {
+        let (files, bytes) = (counted(finished.files, "file"), human_bytes(finished.bytes));
+        print_text(&format!("finished an interrupted import: {files} deleted, {bytes}\n"))?;
+    }
+    Ok(finished)
 }
 
 fn import_all(
@@ -124,7 +156,7 @@ fn import_all(
     (models, moves): (&[PathModel], &Moves),
 ) -> Result<(), ErrorBody> {
     let connected = connect_or_create(global)?;
-    let sizes = models.iter().map(|(path, planned)| size(path, planned));
+    let sizes = models.iter().map(|(path, planned)| size(path, planned.as_ref()));
     let (count, total) = (models.len(), sizes.fold(0, u64::saturating_add));
     let label = match models {
         [(path, _)] => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
@@ -133,11 +165,13 @@ fn import_all(
     let bars = Progress::new(global.hides_progress()).bars(&label, total, count);
     let import = |number: usize| match models.get(number) {
         Some((path, Ok(planned))) => {
+            let _admitted = moves.admit(size(path, Ok(planned)));
             let mut imported = import(&bars, params, &connected.client, (path, planned))?;
             if params.moves && imported.reused_bytes > 0 {
                 check_stored(&connected.client, &imported)?;
             }
-            imported.effects.notes.extend(moves.imported(number));
+            let notes = moves.imported(number, &imported);
+            imported.effects.notes.extend(notes);
             Ok(imported)
         }
         Some((_, Err(error))) => Err(error.clone()),
@@ -188,7 +222,7 @@ fn jobs(params: &Params, models: &[PathModel]) -> Vec<Vec<usize>> {
     jobs
 }
 
-fn size(path: &Path, planned: &Result<Planned, ErrorBody>) -> u64 {
+fn size(path: &Path, planned: Result<&Planned, &ErrorBody>) -> u64 {
     match planned {
         Ok(Planned::List(model)) => model.size(),
         Ok(Planned::File { .. }) => path.metadata().map_or(0, |data| data.len()),

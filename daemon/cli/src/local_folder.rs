@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use blobd_store_format::model_folder::{FolderFile, ListedFolder};
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 use crate::output::printable;
 use crate::{ErrorBody, ErrorCode, file_error};
@@ -47,8 +48,11 @@ enum Entry {
     Other(&'static str),
 }
 
+/// A file by its device and inode.
+pub(crate) type Inode = (u64, u64);
+
 /// What tells a file from all others, and from its own earlier content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Identity {
     device: u64,
     inode: u64,
@@ -70,8 +74,7 @@ impl Identity {
         self.size
     }
 
-    /// The device and the inode.
-    pub(crate) const fn inode(&self) -> (u64, u64) {
+    pub(crate) const fn inode(&self) -> Inode {
         (self.device, self.inode)
     }
 
@@ -213,7 +216,7 @@ impl Folder {
     fn list_directory(
         &mut self,
         directory: &str,
-        seen: &mut BTreeSet<(u64, u64)>,
+        seen: &mut BTreeSet<Inode>,
         left: &mut Vec<String>,
     ) -> Result<(), ErrorBody> {
         let failed = |error: Errno| file_error(&self.shown(directory), &error.into());

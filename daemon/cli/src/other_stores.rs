@@ -1,7 +1,7 @@
 //! Models that other programs have on this machine, and their import.
 //!
-//! A scan reads directories, manifests and other small files only. Nothing in a found store is changed. The order is
-//! always: scan ([`find`]), select and compare with the store ([`Plan`]), print or execute.
+//! A scan reads directories, manifests and other small files only, and changes nothing. The order is always: scan ([`find`]),
+//! select and compare with the store ([`Plan`]), print or execute. Only `--move` deletes in a found store ([`Removal`]).
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -26,10 +26,12 @@ mod plan;
 mod ramalama;
 mod record;
 mod registry_stores;
+mod removal;
 
 pub(super) use found::{FoundFile, FoundModel};
-pub(super) use plan::{Plan, PlannedModel, StoredModels, table};
-pub(super) use record::Record;
+pub(super) use plan::{FoundModels, ModelState, Plan, PlannedModel, StoredModels, table};
+pub(super) use record::{Record, state_folder};
+pub(super) use removal::{Removal, tidy_files};
 
 /// How stores are read.
 #[derive(Debug)]
@@ -50,6 +52,8 @@ pub(super) struct Program {
     /// Whether it has models in all of these places, and not only in the first that is there.
     uses_all_folders: bool,
     reader: Reader,
+    /// How its models are deleted; `None` if only the program itself can do that.
+    removal: Option<&'static Removal>,
 }
 
 /// How a program's folder is read.
@@ -69,7 +73,7 @@ const fn program_of(
     default_folders: fn() -> Vec<PathBuf>,
     reader: Reader,
 ) -> Program {
-    Program { key, title, default_folders, uses_all_folders: false, reader }
+    Program { key, title, default_folders, uses_all_folders: false, reader, removal: None }
 }
 
 const OLLAMA: Reader = Reader::Own { is_store: ollama::is_store, models: ollama::models };
@@ -84,14 +88,18 @@ const LEMONADE: Reader = Reader::Own { is_store: hub::is_lemonade_store, models:
 
 /// In the order in which `--from all` looks for them.
 pub(super) const PROGRAMS: [Program; 13] = [
-    program_of("ollama", "Ollama", ollama::default_folders, OLLAMA),
-    program_of("hf", "Hugging Face", hub::default_folders, HUB),
-    program_of("llama.cpp", "llama.cpp", llama_cpp::default_folders, LLAMA_CPP).in_all_folders(),
-    program_of("lmstudio", "LM Studio", folders::lm_studio_places, Reader::Folders(&folders::LM_STUDIO)),
+    program_of("ollama", "Ollama", ollama::default_folders, OLLAMA).moved_by(&removal::OLLAMA),
+    program_of("hf", "Hugging Face", hub::default_folders, HUB).moved_by(&removal::HUB),
+    program_of("llama.cpp", "llama.cpp", llama_cpp::default_folders, LLAMA_CPP)
+        .in_all_folders()
+        .moved_by(&removal::LLAMA_CPP),
+    program_of("lmstudio", "LM Studio", folders::lm_studio_places, Reader::Folders(&folders::LM_STUDIO))
+        .moved_by(&removal::LM_STUDIO),
     program_of("docker-model-runner", "Docker Model Runner", registry_stores::docker_places, DOCKER),
     program_of("ramalama", "RamaLama", ramalama::default_folders, RAMALAMA),
     program_of("jan", "Jan", folders::jan_places, Reader::Folders(&folders::JAN)).in_all_folders(),
-    program_of("gpt4all", "GPT4All", folders::gpt4all_places, Reader::Folders(&folders::GPT4ALL)),
+    program_of("gpt4all", "GPT4All", folders::gpt4all_places, Reader::Folders(&folders::GPT4ALL))
+        .moved_by(&removal::FILES),
     program_of(
         "modelscope",
         "ModelScope",
@@ -100,16 +108,33 @@ pub(super) const PROGRAMS: [Program; 13] = [
     ),
     program_of("exo", "exo", folders::exo_places, Reader::Folders(&folders::EXO)),
     program_of("llmman", "llmman", registry_stores::llmman_places, LLMMAN),
-    program_of("lemonade", "Lemonade", hub::default_folders, LEMONADE),
+    program_of("lemonade", "Lemonade", hub::default_folders, LEMONADE).moved_by(&removal::HUB),
     program_of(
         "text-generation-webui",
         "text-generation-webui",
         folders::text_generation_webui_places,
         Reader::Folders(&folders::TEXT_GENERATION_WEBUI),
-    ),
+    )
+    .moved_by(&removal::FILES),
 ];
 
 impl Program {
+    const fn moved_by(self, removal: &'static Removal) -> Self {
+        Self { removal: Some(removal), ..self }
+    }
+
+    /// How its models are deleted.
+    ///
+    /// # Errors
+    /// When only the program itself can do that.
+    pub(super) fn removal(&self) -> Result<&'static Removal, ErrorBody> {
+        self.removal.ok_or_else(|| {
+            let message = format!("{}: its models cannot be moved", self.title);
+            let body = ErrorBody::new(ErrorCode::InvalidInput, message);
+            body.with_hint("import them without --move, then delete them with that program")
+        })
+    }
+
     const fn in_all_folders(self) -> Self {
         Self { uses_all_folders: true, ..self }
     }

@@ -12,6 +12,8 @@ use blobd_tests::model::ModelFile;
 use blobd_tests::store_dir::{check_blobs, flip_byte};
 use blobd_tests::temp_dirs::disk_directory;
 
+mod stores;
+
 /// A safetensors file with one tensor of four bytes.
 fn safetensors() -> Vec<u8> {
     let header = br#"{"t":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;

@@ -12,18 +12,20 @@ use blobd_store_format::name_pattern::NamePattern;
 use clap::Args;
 use tracing_mutex::stdsync::Mutex;
 
+use super::moving::{Finished, Moves};
 use super::report::LeftOutModel;
-use super::{Params, report};
+use super::{Params, check_stored, finish_interrupted, report};
 use crate::batch::Batch;
 use crate::connect::{client_error, connect_or_create};
 use crate::local_folder::Links;
 use crate::other_stores::{
-    self, FoundFile, FoundStore, Plan, PlannedModel, Record, ScanOptions, StoredModels, table,
+    self, FoundFile, FoundModels, FoundStore, ModelState, Plan, PlannedModel, Record, ScanOptions,
+    StoredModels, table,
 };
 use crate::output::{counted, print_json, print_text};
 use crate::parallel::run_in_order;
 use crate::progress::{Bars, Progress};
-use crate::{Client, ErrorBody, Global, internal, usage};
+use crate::{Client, ErrorBody, ErrorCode, Global, internal, usage};
 
 /// Which other program's models are imported.
 #[derive(Debug, Args)]
@@ -81,14 +83,14 @@ impl From {
                 "models of other programs have names and files: expected no --name and no --with-sidecars",
             ));
         }
-        if params.moves {
+        let (only_list, force, moves, links) = (params.list, params.force, params.moves, params.links());
+        if force && moves {
             return Err(usage(
-                "--move: expected files and folders of models, found a store of another program",
+                "--move and --force: one of the models could replace another: expected one of them",
             ));
         }
-        let (only_list, force, links) = (params.list, params.force, params.links());
         let selection = params.selection();
-        Ok(Some(Request { program, folders, patterns, selection, only_list, force, links }))
+        Ok(Some(Request { program, folders, patterns, selection, only_list, force, moves, links }))
     }
 }
 
@@ -111,22 +113,32 @@ pub(super) struct Request<'r> {
     selection: Selection,
     only_list: bool,
     force: bool,
+    moves: bool,
     links: Links,
 }
 
 /// Imports the selected models, or lists them. A model that fails does not stop the others.
 pub(super) fn run(global: &Global, request: &Request<'_>) -> Result<(), ErrorBody> {
-    let stores = find(request)?;
+    let finished = match request.moves && !request.only_list {
+        true => finish_interrupted(global, || connect_or_create(global))?,
+        false => Finished::default(),
+    };
+    let stores = match find(request) {
+        // There was nothing but what an interrupted command has left.
+        Err(error) if error.code == ErrorCode::NotFound && !finished.is_empty() => Vec::new(),
+        found => found?,
+    };
     let connected = connect_or_create(global)?;
     let client = &connected.client;
     let mut record = Record::load();
     let stored = StoredModels::list(client)?;
     let plan = Plan::new(stores, &request.patterns, (&stored, &record))?;
-    if plan.models().is_empty() && !request.patterns.is_empty() {
+    if plan.models().is_empty() && !request.patterns.is_empty() && finished.is_empty() {
         return Err(usage("no model there has such a name; `--list` without names shows all"));
     }
+    let moves = if request.moves { Moves::of_stores(&plan) } else { Moves::default() };
     if request.only_list {
-        let document = plan.document(&stored)?;
+        let document = document(&plan, &stored, &moves)?;
         return if global.json { print_json(&document) } else { print_text(&table(&document)) };
     }
     if !request.patterns.is_empty() && plan.models().len() == plan.left_out().count() {
@@ -135,7 +147,22 @@ pub(super) fn run(global: &Global, request: &Request<'_>) -> Result<(), ErrorBod
         return problem
             .map_or(Ok(()), |(name, problem)| Err(report::located(problem.error(), Some(name), [])));
     }
-    execute(global, request, (&plan, client), &mut record)
+    execute(global, request, (&plan, &moves, client), &mut record)
+}
+
+/// The plan, and what is deleted when all of it is imported.
+fn document(plan: &Plan, stored: &StoredModels<'_>, moves: &Moves) -> Result<FoundModels, ErrorBody> {
+    let mut document = plan.document(stored)?;
+    if moves.is_wanted() {
+        let usable = (0..).zip(plan.models()).filter(|(_, model)| model.found.problem.is_none());
+        let mut deletes = moves.preview(usable.map(|(number, _)| number));
+        for (number, listed) in document.models.iter_mut().enumerate() {
+            let paths = deletes.remove(&number).unwrap_or_default();
+            listed.deletes = Some(paths.iter().map(|path| path.display().to_string()).collect());
+            listed.notes.extend(moves.refusal(number).err().map(|error| error.message));
+        }
+    }
+    Ok(document)
 }
 
 fn find(request: &Request<'_>) -> Result<Vec<FoundStore>, ErrorBody> {
@@ -160,17 +187,21 @@ fn find(request: &Request<'_>) -> Result<Vec<FoundStore>, ErrorBody> {
 fn execute(
     global: &Global,
     request: &Request<'_>,
-    (plan, client): (&Plan, &Client),
+    (plan, moves, client): (&Plan, &Moves, &Client),
     record: &mut Record,
 ) -> Result<(), ErrorBody> {
-    let wanted: Vec<&PlannedModel> = plan.wanted().collect();
+    // What is deleted must have been read: that a model is stored already is what its program or the record says.
+    let wanted: Vec<&PlannedModel> = match request.moves {
+        true => plan.models().iter().collect(),
+        false => plan.wanted().collect(),
+    };
     let total = wanted.iter().map(|model| model.found.size).fold(0, u64::saturating_add);
     let label = match wanted.as_slice() {
         [only] => only.found.name.clone(),
         _ => counted(wanted.len(), "model"),
     };
     let bars = Progress::new(global.hides_progress()).bars(&label, total, wanted.len());
-    let work = Work { request, client, bars: &bars, models: &wanted, done: Mutex::default() };
+    let work = Work { request, client, bars: &bars, models: &wanted, moves, done: Mutex::default() };
     let mut batch = Batch::new(global, plan.models().len());
     let reported = run_in_order(
         &jobs(&wanted),
@@ -190,8 +221,9 @@ fn execute(
     // Without it, the next import reads the files again.
     let _ = record.save();
     reported?;
-    let stored = plan.models().len() - wanted.len() - plan.left_out().count();
-    if wanted.is_empty() && !global.json && !global.hides_reports() {
+    let tried = wanted.iter().filter(|model| model.state() != ModelState::LeftOut).count();
+    let stored = plan.models().len() - tried - plan.left_out().count();
+    if tried == 0 && !global.json && !global.hides_reports() {
         print_text(&format!("{} stored already\n", counted(stored, "model")))?;
     }
     let left_out = report::left_out(&plan.left_out().collect::<Vec<_>>());
@@ -202,10 +234,12 @@ fn execute(
     batch.finish_with("imported", more, ["models was not imported", "models were not imported"])
 }
 
-/// Models that share their largest file follow each other, so that it is read once, or stored once.
+/// Models that share their largest file follow each other, so that it is read once, or stored once. Those that are left out
+/// are in none.
 fn jobs(models: &[&PlannedModel]) -> Vec<Vec<usize>> {
     let (mut jobs, mut places) = (Vec::<Vec<usize>>::new(), BTreeMap::new());
-    for (number, model) in models.iter().enumerate() {
+    let imported = models.iter().enumerate().filter(|(_, model)| model.state() != ModelState::LeftOut);
+    for (number, model) in imported {
         let largest = model.found.largest_file();
         let place = largest.map_or(jobs.len(), |file| *places.entry(file).or_insert(jobs.len()));
         match jobs.get_mut(place) {
@@ -222,6 +256,8 @@ struct Work<'w> {
     client: &'w Client,
     bars: &'w Bars,
     models: &'w [&'w PlannedModel],
+    /// Numbers models as `models`, if anything is deleted.
+    moves: &'w Moves,
     /// The models that are imported, by their numbers.
     done: Mutex<BTreeMap<usize, Imported>>,
 }
@@ -238,6 +274,8 @@ impl Work<'_> {
         if let Some(problem) = &model.found.problem {
             return Err(problem.error());
         }
+        self.moves.refusal(number)?;
+        let _admitted = self.moves.admit(model.found.size);
         let same = self.same(number);
         let mut imported = match same {
             Some(same) => self.tag(model, &same)?,
@@ -245,6 +283,8 @@ impl Work<'_> {
         };
         imported.effects.notes.extend(model.found.notes.iter().cloned());
         self.done.lock().unwrap_or_else(PoisonError::into_inner).insert(number, imported.clone());
+        let notes = self.moves.imported(number, &imported);
+        imported.effects.notes.extend(notes);
         Ok(imported)
     }
 
@@ -275,7 +315,9 @@ impl Work<'_> {
         let found = &model.found;
         let listed = |file: &FoundFile| {
             let (path, size, component) = (file.path.clone(), file.size, file.component);
-            Ok(ImportFile { path, size, component, digest: file.checked()? })
+            // What makes a model count as stored: without that, it would be another model under the name.
+            let digest = file.checked()?.or(file.claimed.filter(|_| model.is_stored));
+            Ok(ImportFile { path, size, component, digest })
         };
         let manifest =
             found.manifest.as_ref().map(|manifest| String::from_utf8_lossy(manifest.raw()).into_owned());
@@ -295,10 +337,14 @@ impl Work<'_> {
         };
         let bar = self.bars.item(&found.name, found.size);
         let imported = self.client.import_listed(&params, open, |completed, total| bar.set(completed, total));
-        imported.map_err(client_error)
+        let imported = imported.map_err(client_error)?;
+        if self.moves.is_wanted() && imported.reused_bytes > 0 {
+            check_stored(self.client, &imported)?;
+        }
+        Ok(imported)
     }
 
     fn force(&self, model: &PlannedModel) -> bool {
-        self.request.force || model.is_update
+        self.request.force || model.is_update || model.is_stored
     }
 }

@@ -144,6 +144,10 @@ fn plan_folders(
 }
 
 fn plan_gguf_files(path: &Path, folder: &Arc<Folder>, files: &[FolderFile]) -> Vec<PathModel> {
+    // Each file is compared with all others.
+    if let Err(error) = refuse_many(path, files.len()) {
+        return vec![(path.to_owned(), Err(error))];
+    }
     let models = gguf_folder::models(folder, files).into_iter();
     let planned = |files| Planned::List(ListedModel::from_gguf_files(folder, files));
     models.map(|(first, files)| (path.join(first), files.map(planned))).collect()

@@ -7,6 +7,7 @@ use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::model_folder::FolderKind;
 use serde::Serialize;
 
+use super::moving::Moves;
 use super::plan::{ListedModel, PathModel, Planned};
 use super::{open, with_folders};
 use crate::batch::Batch;
@@ -27,6 +28,9 @@ struct PlannedModel {
     /// What is wrong with the folder.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     faults: Vec<PlannedFault>,
+    /// What is deleted when it and all others are stored; only if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deletes: Option<Vec<String>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -46,10 +50,15 @@ struct PlannedFault {
 }
 
 /// Prints the files of each model.
-pub(super) fn list(global: &Global, models: Vec<PathModel>) -> Result<(), ErrorBody> {
+pub(super) fn list(global: &Global, models: Vec<PathModel>, moves: &Moves) -> Result<(), ErrorBody> {
     let mut batch: Batch<'_, PlannedModel> = Batch::new(global, models.len());
-    for (path, planned) in models {
+    let usable = models.iter().enumerate().filter(|(_, (_, planned))| planned.is_ok());
+    let mut deletes = moves.preview(usable.map(|(number, _)| number));
+    for (number, (path, planned)) in models.into_iter().enumerate() {
+        let paths = deletes.remove(&number).filter(|_| moves.is_wanted());
+        let deletes = paths.map(|paths| paths.iter().map(|path| path.display().to_string()).collect());
         let described = planned.and_then(|planned| describe(&path, planned));
+        let described = described.map(|model| PlannedModel { deletes, ..model });
         if let Some(model) = batch.add(&path.display(), described)
             && !global.hides_reports()
         {
@@ -74,6 +83,7 @@ fn describe(path: &Path, planned: Planned) -> Result<PlannedModel, ErrorBody> {
                 files,
                 left_out: Vec::new(),
                 faults: Vec::new(),
+                deletes: None,
             });
         }
     };
@@ -87,12 +97,12 @@ fn describe(path: &Path, planned: Planned) -> Result<PlannedModel, ErrorBody> {
     let left_out = left_out.into_iter();
     let left_out =
         left_out.map(|left| file(left.file.path, left.file.size, Some(left.reason.to_string()))).collect();
-    Ok(PlannedModel { path: shown, kind, size, files, left_out, faults })
+    Ok(PlannedModel { path: shown, kind, size, files, left_out, faults, deletes: None })
 }
 
 impl PlannedModel {
     fn text(&self) -> String {
-        let Self { path, kind, size, files, left_out, faults } = self;
+        let Self { path, kind, size, files, left_out, faults, deletes } = self;
         let kind = kind.map(|kind| format!("{kind}, ")).unwrap_or_default();
         let mut text =
             format!("{}: {kind}{}, {}\n", printable(path), counted(files.len(), "file"), human_bytes(*size));
@@ -100,6 +110,10 @@ impl PlannedModel {
             let how =
                 if FileFormat::split_name(path).is_some() { "split into tensors" } else { "stored whole" };
             text.push_str(&format!("  {}  {}, {how}\n", printable(path), human_bytes(*size)));
+        }
+        if let Some(deletes) = deletes {
+            text.push_str(&format!("deletes {}\n", counted(deletes.len(), "file")));
+            deletes.iter().for_each(|path| text.push_str(&format!("  {}\n", printable(path))));
         }
         if !left_out.is_empty() {
             text.push_str(&format!("left out: {}\n", counted(left_out.len(), "file")));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use blobd_client::protocol::lists::MAX_IMPORTED_FILES;
 use blobd_client::protocol::request::SidecarComponent;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::model_folder::{
@@ -77,6 +78,11 @@ impl FileList {
     fn gguf_models(&self, selection: &Selection) -> Vec<FoundModel> {
         let is_taken = |path: &&str| !is_never_taken(path) && selection.takes_gguf(&self.folder_file(path));
         let paths: Vec<&str> = self.files.keys().map(String::as_str).filter(is_taken).collect();
+        // Each file is compared with all others.
+        if paths.iter().filter(|path| is_named(path, FileFormat::GGUF)).count() > MAX_IMPORTED_FILES {
+            let what = format!("too many files: expected at most {MAX_IMPORTED_FILES}");
+            return vec![FoundModel::unusable(self.name.clone(), Problem::new(&self.place, what))];
+        }
         let repository = RepositoryFiles::new(paths.iter().copied());
         let listed = repository.all_models().into_iter();
         let models = listed.map(|model| {

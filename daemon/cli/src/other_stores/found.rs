@@ -27,6 +27,8 @@ pub(crate) struct FoundModel {
     /// What it needs there, in bytes.
     pub(crate) size: u64,
     pub(crate) files: Vec<FoundFile>,
+    /// The files by which its program finds it, if those are not the files of the model.
+    pub(crate) entries: Vec<PathBuf>,
     /// Its manifest, if its program keeps one of the kind that the store has.
     pub(crate) manifest: Option<Manifest>,
     /// Where its program has pulled it from, if it says so.
@@ -56,6 +58,7 @@ impl FoundModel {
             target: None,
             size: 0,
             files: Vec::new(),
+            entries: Vec::new(),
             manifest: None,
             source: None,
             updated: None,
@@ -109,22 +112,25 @@ pub(crate) struct FoundFile {
     /// Its path in the model.
     pub(crate) path: String,
     pub(crate) source: PathBuf,
+    /// Where its program finds it: `source`, or a link to it.
+    pub(crate) place: PathBuf,
     pub(crate) size: u64,
     /// The SHA-256 that its program gives it. It only serves to find out what is stored already.
-    pub(super) claimed: Option<Digest>,
+    pub(crate) claimed: Option<Digest>,
     /// The SHA-256 that it must have, or it is damaged.
     pub(super) certain: Option<Digest>,
     /// Git's SHA-1 that it must have, or it is damaged.
     pub(super) git_id: Option<GitId>,
     /// What it is in the model, if that does not follow from its content.
     pub(crate) component: Option<SidecarComponent>,
-    pub(super) identity: Identity,
+    pub(crate) identity: Identity,
 }
 
 impl FoundFile {
-    pub(super) const fn new(path: String, source: PathBuf, identity: Identity) -> Self {
-        let size = identity.size();
-        Self { path, source, size, claimed: None, certain: None, git_id: None, component: None, identity }
+    pub(super) fn new(path: String, source: PathBuf, identity: Identity) -> Self {
+        let (place, size) = (source.clone(), identity.size());
+        let (claimed, certain, git_id, component) = (None, None, None, None);
+        Self { path, source, place, size, claimed, certain, git_id, component, identity }
     }
 
     /// The SHA-256 that it must have; `None` if nothing says it. The daemon compares only this digest, so a file that has

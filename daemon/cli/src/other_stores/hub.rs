@@ -153,8 +153,12 @@ struct Commit {
 fn commits(repository: &Path) -> Result<Vec<Commit>, Problem> {
     let refs = references(&repository.join("refs"))?;
     let snapshots = repository.join("snapshots");
-    let listed = fs::read_dir(&snapshots).map_err(Problem::unreadable(&snapshots))?;
-    let names = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let listed = match fs::read_dir(&snapshots) {
+        // Nothing was downloaded in full, or everything was moved.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        listed => Some(listed.map_err(Problem::unreadable(&snapshots))?),
+    };
+    let names = listed.into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut ids: Vec<String> = names.filter(|name| is_commit(name)).collect();
     ids.sort_unstable();
     let main = refs.get("main").map(|(id, _)| id.clone());
@@ -358,5 +362,6 @@ fn file(boundary: &Boundary, snapshot: &Path, place: &Path) -> Result<FoundFile,
     let link = fs::read_link(&path).ok();
     let etag = link.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
     let (certain, git_id) = (Digest::from_hex(etag).ok(), etag.parse().ok());
-    Ok(FoundFile { claimed: certain, certain, git_id, ..FoundFile::new(name.to_owned(), source, identity) })
+    let found = FoundFile::new(name.to_owned(), source, identity);
+    Ok(FoundFile { claimed: certain, certain, git_id, place: path, ..found })
 }

@@ -65,7 +65,10 @@ pub(super) fn models(root: &Path, options: &ScanOptions<'_>) -> Result<Vec<Found
         let manifest = read_small(&place).and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let name = format!("hf.co/{org}/{repository}:{tag}");
         models.push(match manifest {
-            Some(manifest) => of_manifest(&folder, (&name, &format!("{org}_{repository}_")), &manifest),
+            Some(manifest) => FoundModel {
+                entries: vec![place],
+                ..of_manifest(&folder, (&name, &format!("{org}_{repository}_")), &manifest)
+            },
             None => {
                 FoundModel::unusable(name, Problem::new(&place, "wrong content: expected a manifest in JSON"))
             }

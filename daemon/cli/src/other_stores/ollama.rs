@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::{host, layout};
@@ -55,7 +56,10 @@ pub(super) fn models(folder: &Path, options: &ScanOptions<'_>) -> Result<Vec<Fou
             let Some(name) = name_of(&place).filter(|name| seen.insert(name.short())) else { continue };
             let path = manifests.join(&place);
             found.push(match registry_stores::read_manifest(&boundary, &path) {
-                Ok(manifest) => with_weights(&path, model(&boundary, folder, name, manifest)),
+                Ok(manifest) => {
+                    let model = model(&boundary, folder, name, manifest);
+                    FoundModel { entries: vec![path.clone()], ..with_weights(&path, model) }
+                }
                 Err(problem) => FoundModel::unusable(name.short(), problem),
             });
         }
@@ -139,9 +143,12 @@ struct Config {
 }
 
 fn model(boundary: &Boundary, folder: &Path, name: Reference, manifest: Manifest) -> FoundModel {
-    registry_stores::model(boundary, name, manifest, |digest| {
-        // Versions before 0.1.18 have a colon in the names.
-        let names = [layout::blob_name(digest), format!("sha256:{}", digest.to_hex())];
-        names.map(|name| folder.join("blobs").join(name)).into()
-    })
+    registry_stores::model(boundary, name, manifest, |digest| blob_places(folder, digest).into())
+}
+
+/// Where the blob with a digest may be.
+pub(super) fn blob_places(folder: &Path, digest: Digest) -> [PathBuf; 2] {
+    // Versions before 0.1.18 have a colon in the names.
+    let names = [layout::blob_name(digest), format!("sha256:{}", digest.to_hex())];
+    names.map(|name| folder.join("blobs").join(name))
 }

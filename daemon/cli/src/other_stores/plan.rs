@@ -20,6 +20,7 @@ use crate::{Client, ErrorBody, ErrorCode, Reference, internal};
 #[derive(Debug)]
 pub(crate) struct Plan {
     models: Vec<PlannedModel>,
+    unselected: Vec<PlannedModel>,
 }
 
 #[derive(Debug)]
@@ -27,7 +28,7 @@ pub(crate) struct PlannedModel {
     /// The program in whose store it is.
     pub(crate) program: &'static Program,
     /// The folder of that store.
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     pub(crate) found: FoundModel,
     pub(crate) is_stored: bool,
     /// Whether its name has older content that came from the same place.
@@ -153,6 +154,9 @@ pub(crate) struct ListedModel {
     /// Why it is left out or cannot be imported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
+    /// What is deleted when it and all others are stored; only if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) deletes: Option<Vec<String>>,
 }
 
 /// What an import would do with a model.
@@ -183,15 +187,21 @@ impl Plan {
             };
             patterns.is_empty() || patterns.iter().any(matches)
         };
-        let mut models = Vec::new();
+        let (mut models, mut unselected) = (Vec::new(), Vec::new());
         for FoundStore { program, folder, models: found } in stores {
-            for found in found.into_iter().filter(is_selected) {
-                let (is_stored, is_update) = (stored.has(&found, record)?, stored.is_older(&found, program));
-                let folder = folder.clone();
-                models.push(PlannedModel { program, folder, found, is_stored, is_update });
+            for found in found {
+                let (mut is_stored, mut is_update, folder) = (false, false, folder.clone());
+                let list = if is_selected(&found) {
+                    is_stored = stored.has(&found, record)?;
+                    is_update = stored.is_older(&found, program);
+                    &mut models
+                } else {
+                    &mut unselected
+                };
+                list.push(PlannedModel { program, folder, found, is_stored, is_update });
             }
         }
-        Ok(Self { models })
+        Ok(Self { models, unselected })
     }
 
     pub(crate) fn models(&self) -> &[PlannedModel] {
@@ -205,6 +215,11 @@ impl Plan {
 
     pub(crate) fn left_out(&self) -> impl Iterator<Item = &PlannedModel> {
         self.models.iter().filter(|model| model.state() == ModelState::LeftOut)
+    }
+
+    /// The other models of the stores.
+    pub(crate) fn unselected(&self) -> &[PlannedModel] {
+        &self.unselected
     }
 
     /// The plan as a document.
@@ -272,6 +287,7 @@ impl PlannedModel {
             shared_bytes: max_new_bytes.map(|new| self.found.size.saturating_sub(new)),
             notes: self.found.notes.clone(),
             reason: self.reason(),
+            deletes: None,
         }
     }
 
@@ -290,7 +306,8 @@ pub(crate) fn table(plan: &FoundModels) -> String {
             (ModelState::LeftOut, reason) => format!("left out: {}", reason.unwrap_or_default()),
             (ModelState::Unusable, reason) => reason.unwrap_or("unusable").to_owned(),
         };
-        let notes = model.notes.iter().cloned();
+        let deletes = model.deletes.as_ref().map(|paths| format!("deletes {}", counted(paths.len(), "file")));
+        let notes = deletes.into_iter().chain(model.notes.iter().cloned());
         let state = printable(&std::iter::once(state).chain(notes).collect::<Vec<_>>().join("; "));
         let adds = or_dash(model.max_new_bytes.map(at_most));
         let shares = or_dash(model.shared_bytes.map(human_bytes));

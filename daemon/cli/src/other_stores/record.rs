@@ -45,12 +45,17 @@ struct RawRecord {
     models: Vec<(Digest, Digest)>,
 }
 
+/// Where blobd's commands keep what they remember for this user.
+pub(crate) fn state_folder() -> Option<PathBuf> {
+    let state = variable("XDG_STATE_HOME").filter(|path| path.is_absolute());
+    let state = state.or_else(|| home().map(|home| home.join(".local/state")));
+    state.map(|state| state.join("blobd"))
+}
+
 impl Record {
     /// Reads the record of this user.
     pub(crate) fn load() -> Self {
-        let state = variable("XDG_STATE_HOME").filter(|path| path.is_absolute());
-        let state = state.or_else(|| home().map(|home| home.join(".local/state")));
-        state.map_or_else(Self::default, |state| Self::load_from(state.join("blobd/imported-models.json")))
+        state_folder().map_or_else(Self::default, |state| Self::load_from(state.join("imported-models.json")))
     }
 
     fn load_from(path: PathBuf) -> Self {

@@ -1,8 +1,9 @@
 //! Tests on the real kernel that a store survives crashes: `just crash`.
 //!
-//! There are three parts, which end with the same checks ([`invariants`]). `states` records the writes of a
-//! working daemon and mounts the disk states that a power cut could have left. `shutdown` shuts file systems
-//! down under load. `sweep` kills commands, or makes their system calls fail, at one call after the other.
+//! There are four parts. Three end with the same checks ([`invariants`]): `states` records the writes of a
+//! working daemon and mounts the disk states that a power cut could have left, `shutdown` shuts file systems
+//! down under load, `sweep` kills commands, or makes their system calls fail, at one call after the other. `moves`
+//! kills `import --move` and its daemon at random moments, and looks for every model on both sides.
 //! Parts that cannot run on this machine are skipped, with the reason. `docs/RELIABILITY.md` lists the
 //! guarantees.
 
@@ -14,6 +15,7 @@ mod durability;
 mod file_system;
 mod history;
 mod invariants;
+mod moves;
 mod power_cut;
 mod random;
 mod recorder;
@@ -46,6 +48,8 @@ pub(crate) struct Setup {
     states: usize,
     /// Power cuts per file system and durability.
     cycles: usize,
+    /// Kills of moves per layout.
+    kills: usize,
 }
 
 impl Setup {
@@ -62,14 +66,15 @@ struct Part {
     run: fn(&Setup, &mut Report) -> Outcome<()>,
 }
 
-const PARTS: [Part; 3] = [
+const PARTS: [Part; 4] = [
     Part { name: "states", takes_mounts: true, run: states::run },
     Part { name: "shutdown", takes_mounts: true, run: shutdown::run },
     Part { name: "sweep", takes_mounts: false, run: sweep::run },
+    Part { name: "moves", takes_mounts: false, run: moves::run },
 ];
 
-const USAGE: &str = "states, shutdown, sweep, --durability auto|fsync|syncfs, --file-system ext4|xfs|btrfs, \
-                     --seed N, --states N or --cycles N";
+const USAGE: &str = "states, shutdown, sweep, moves, --durability auto|fsync|syncfs, --file-system ext4|xfs|btrfs, \
+                     --seed N, --states N, --cycles N or --kills N";
 
 fn main() -> ExitCode {
     let mut report = Report::default();
@@ -106,8 +111,15 @@ fn kernel_release() -> String {
 impl Setup {
     fn from_args(arguments: impl Iterator<Item = String>) -> Outcome<Self> {
         let (durabilities, file_systems) = (Vec::new(), Vec::new());
-        let mut setup =
-            Self { parts: Vec::new(), seed: 1, durabilities, file_systems, states: 300, cycles: 50 };
+        let mut setup = Self {
+            parts: Vec::new(),
+            seed: 1,
+            durabilities,
+            file_systems,
+            states: 300,
+            cycles: 50,
+            kills: 200,
+        };
         // `--seed=7` and `--seed 7` are the same.
         let mut words =
             arguments.flat_map(|argument| argument.splitn(2, '=').map(str::to_owned).collect::<Vec<_>>());
@@ -123,6 +135,7 @@ impl Setup {
                 "--seed" => setup.seed = u64::try_from(number()?)?,
                 "--states" => setup.states = number()?,
                 "--cycles" => setup.cycles = number()?,
+                "--kills" => setup.kills = number()?,
                 "--durability" => {
                     let known = Durability::ALL.into_iter().find(|durability| durability.name() == value);
                     setup.durabilities.push(known.ok_or_else(unknown)?);

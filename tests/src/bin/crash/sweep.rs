@@ -51,7 +51,7 @@ const CALLS: [&str; 16] = [
 
 const FAULTS: [Fault; 3] = [Fault::Kill, Fault::Error("EIO"), Fault::Error("ENOSPC")];
 
-const OPERATIONS: [Operation; 10] = [
+const OPERATIONS: [Operation; 12] = [
     Operation::of("first start", &["ls"], None),
     Operation::of("import", &["import", "NEW", "--name", "new"], Some(("new", "NEW"))).of_blobs(),
     Operation::of(
@@ -66,6 +66,10 @@ const OPERATIONS: [Operation; 10] = [
         Some(("kept", "RELATIVE")),
     )
     .of_blobs(),
+    Operation::of("import of a folder", &["import", "in:NEW", "--name", "new"], Some(("new", "NEW")))
+        .of_blobs(),
+    Operation::of("moving import", &["import", "--move", "in:NEW", "--name", "new"], Some(("new", "NEW")))
+        .of_blobs(),
     Operation::of("pull", &["pull", "at:NEW", "--name", "new"], Some(("new", "NEW"))).of_blobs(),
     Operation::of("pull of a relative", &["pull", "at:RELATIVE", "--name", "new"], Some(("new", "RELATIVE")))
         .of_blobs(),
@@ -79,7 +83,7 @@ const OPERATIONS: [Operation; 10] = [
 struct Operation {
     name: &'static str,
     /// Its arguments. `NEW` and the other placeholders stand for the paths of models, `at:NEW` for the
-    /// reference to pull.
+    /// reference to pull, `in:NEW` for a folder with a copy of the model.
     arguments: &'static [&'static str],
     /// The name that it changes, and the placeholder of the model that the name then stands for; an empty one
     /// if the name is removed.
@@ -95,6 +99,10 @@ impl Operation {
         change: Option<(&'static str, &'static str)>,
     ) -> Self {
         Self { name, arguments, change, brings_blobs: false }
+    }
+
+    fn is_move(&self) -> bool {
+        self.arguments.contains(&"--move")
     }
 
     const fn of_blobs(self) -> Self {
@@ -244,6 +252,8 @@ impl Fixture {
         if !is_first_start {
             copy_tree(&self.template, &self.root)?;
         }
+        fs::create_dir_all(self.copies())?;
+        fs::copy(&self.new.path, self.copy_of_new())?;
         let kept = ("kept".to_owned(), self.kept.digest.clone());
         let history = History::of(&Contents::from_iter((!is_first_start).then_some(kept)));
         let change = operation.change.map(|(name, content)| history.begin(name, self.digest(content), 1));
@@ -260,6 +270,7 @@ impl Fixture {
             let begun = std::slice::from_ref(&self.begun);
             let (root, config) = (&self.root, &self.config);
             invariants::check(CrashedStore { root, config, probe: &self.probe, pulled: begun }, &history, 2)?;
+            self.check_source(operation)?;
             self.check_again(operation)
         };
         Ok(Some(invariants::caught(check)))
@@ -292,12 +303,25 @@ impl Fixture {
         command::run(command.stdin(Stdio::null()))
     }
 
+    /// A source file is only gone if the model is stored.
+    fn check_source(&self, operation: &Operation) -> Outcome<()> {
+        let is_stored = || -> Outcome<bool> {
+            let models = invariants::exported_models(&self.blobd(&self.root))?;
+            Ok(models.get("new").map(String::as_str) == self.digest("NEW"))
+        };
+        match self.copy_of_new().exists() || operation.is_move() && is_stored()? {
+            true => Ok(()),
+            false => Err("the source is deleted, and the model is not stored".into()),
+        }
+    }
+
     /// Runs the command again without the fault: it must succeed.
     fn check_again(&self, operation: &Operation) -> Outcome<()> {
         let blobd = self.blobd(&self.root);
         let run = blobd.run(self.arguments(operation));
         let was_removed = operation.name == "rm" && run.code == 3;
-        if run.code != 0 && !was_removed {
+        let was_moved = operation.is_move() && !self.copy_of_new().exists();
+        if run.code != 0 && !was_removed && !was_moved {
             return Err(format!("I7: again: exit code {}: {}", run.code, run.stderr.trim()).into());
         }
         let Some((name, content)) = operation.change else { return Ok(()) };
@@ -309,11 +333,12 @@ impl Fixture {
     }
 
     fn arguments(&self, operation: &Operation) -> Vec<OsString> {
-        let word = |word: &&str| match word.strip_prefix("at:") {
-            Some(word) => {
+        let word = |word: &&str| match word.split_once(':') {
+            Some(("at", word)) => {
                 self.sample(word).map_or_else(|| word.into(), |sample| sample.source.clone().into())
             }
-            None => self.sample(word).map_or_else(|| word.into(), |sample| sample.path.clone().into()),
+            Some(("in", _)) => self.copies().into(),
+            _ => self.sample(word).map_or_else(|| word.into(), |sample| sample.path.clone().into()),
         };
         operation.arguments.iter().map(word).collect()
     }
@@ -334,6 +359,15 @@ impl Fixture {
 
     fn log(&self) -> PathBuf {
         self.folder.path().join("strace.log")
+    }
+
+    /// A folder with a copy of a model.
+    fn copies(&self) -> PathBuf {
+        self.folder.path().join("copies")
+    }
+
+    fn copy_of_new(&self) -> PathBuf {
+        self.copies().join("new.gguf")
     }
 }
 

@@ -51,6 +51,7 @@ fn folders(session: &mut Session, sample: &Sample) {
     let arguments = arguments.chain([sample.path("base.gguf")]);
     session.ok("import --list", arguments.collect::<Vec<_>>());
     session.fails_after_output("import --list", ["import", "--list", &paths[0], "/absent"], "not_found");
+    session.ok("import --list", ["import", "--list", "--move", &paths[0]]);
     session.fails("invalid_input", ["import", &paths[6]]);
     session.ok("import", ["import", &paths[0], "--name", "folder", "--exclude", "*.json"]);
     session.ok(
@@ -139,6 +140,7 @@ fn other_programs(session: &mut Session, sample: &Sample) {
     fs::copy(sample.path("base.gguf"), folder.join("tiny-Q8_0.gguf")).unwrap();
     let from = format!("--from-lmstudio={models}");
     session.ok("import --from --list", ["import", &from, "--list", "--follow"]);
+    session.ok("import --from --list", ["import", &from, "--list", "--move"]);
     let from = format!("--from-llama.cpp={}", folder.display());
     session.ok("import --from --list", ["import", &from, "--list"]);
 }
