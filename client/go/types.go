@@ -28,7 +28,7 @@ type ModelSummary struct {
 	// Whether it is pinned: neither evicted nor removed.
 	Pinned bool `json:"pinned"`
 	// Where the content came from: the registry's name for it, a URL, import FILE, url URL (it had a query), edit
-	// NAME@DIGEST or copy SOURCE (from the store of another program, which names this source).
+	// NAME@DIGEST or copy SOURCE in PROGRAM (from the store of another program, which names this source).
 	Origin string `json:"origin"`
 	// The source that outdated and pull --all compare the name with. Absent if it was not pulled, such as an imported
 	// model or a copy made by tag.

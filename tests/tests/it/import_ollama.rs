@@ -287,8 +287,8 @@ fn each_name_has_its_own_origin() {
         let models = listed["models"].as_array().unwrap();
         models.iter().find(|model| model["name"] == name).unwrap()["origin"].clone()
     };
-    assert_eq!(origin("aaa:1"), format!("copy {LIBRARY}/aaa:1"));
-    assert_eq!(origin("hf.co/ann/bbb:Q4"), "copy hf.co/ann/bbb:Q4");
+    assert_eq!(origin("aaa:1"), format!("copy {LIBRARY}/aaa:1 in ollama"));
+    assert_eq!(origin("hf.co/ann/bbb:Q4"), "copy hf.co/ann/bbb:Q4 in ollama");
     assert_eq!(listed["models"][0]["digest"], listed["models"][1]["digest"]);
 }
 

@@ -58,7 +58,7 @@ class ModelSummary:
     """Whether it is pinned: neither evicted nor removed."""
     origin: Optional[str]
     """Where the content came from: the registry's name for it, a URL, `import FILE`, `url URL` (it had a query),
-    `edit NAME@DIGEST` or `copy SOURCE` (from the store of another program, which names this source)."""
+    `edit NAME@DIGEST` or `copy SOURCE in PROGRAM` (from the store of another program, which names this source)."""
     follows: Optional[str]
     """The source that `outdated` and `pull --all` compare the name with. Absent if it was not pulled, such as an
     imported model or a copy made by `tag`."""

@@ -13,6 +13,8 @@ use serde_json::{Value as Json, json};
 
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct HeaderForm {
+    /// Absent for GGUF, whose header has the other fields.
+    #[serde(skip_serializing_if = "TensorFormat::is_gguf")]
     pub(super) format: TensorFormat,
     /// safetensors has no version, and no alignment.
     #[serde(skip_serializing_if = "Option::is_none")]
