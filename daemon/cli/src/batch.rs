@@ -1,10 +1,12 @@
 //! A command for several items: each of them is tried, and each failure is reported.
 
+use std::path::Path;
+
 use blobd_client::protocol::error::FailedItem;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::output::{print_error, print_json};
+use crate::output::{print_error, print_json, printable};
 use crate::{ErrorBody, ErrorCode, Global, internal};
 
 #[derive(Debug)]
@@ -130,6 +132,29 @@ pub(super) fn result(
     Err(ErrorBody::new(code, format!("{} of {count} {what}", errors.len())))
 }
 
+/// An error of an import that says which model it is about, and where on this machine the file is. The daemon knows a file
+/// only by its path in the model.
+pub(crate) fn located<'f>(
+    error: ErrorBody,
+    model: Option<&str>,
+    files: impl IntoIterator<Item = (&'f str, &'f Path)>,
+) -> ErrorBody {
+    let of_file = files.into_iter().find_map(|(path, source)| {
+        let rest = error.message.strip_prefix(path)?.strip_prefix(": ")?;
+        let place = match source.ends_with(path) {
+            true => source.display().to_string(),
+            false => format!("{path} ({})", source.display()),
+        };
+        Some(format!("{}: {rest}", printable(&place)))
+    });
+    let message = of_file.unwrap_or_else(|| error.message.clone());
+    let message = match model {
+        Some(model) if !message.starts_with(model) => format!("{model}: {message}"),
+        _ => message,
+    };
+    ErrorBody { message, ..error }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,5 +181,17 @@ mod tests {
         assert_eq!(error.code, ErrorCode::Internal);
         let error = result(2, errors(&[ErrorCode::NoSpace]), WHAT).unwrap_err();
         assert_eq!(error.message, "1 of 2 files was not imported");
+    }
+
+    #[test]
+    fn errors_name_the_model_and_the_file() {
+        let located = |message: &str, source: &str| {
+            let error = ErrorBody::new(ErrorCode::InvalidInput, message);
+            located(error, Some("hf.co/a/b"), [("a", Path::new("/x")), ("sub/m", Path::new(source))]).message
+        };
+        assert_eq!(located("sub/m: wrong", "/hub/sub/m"), "hf.co/a/b: /hub/sub/m: wrong");
+        assert_eq!(located("sub/m: wrong", "/hub/blobs/1"), "hf.co/a/b: sub/m (/hub/blobs/1): wrong");
+        assert_eq!(located("other: wrong", "/hub/sub/m"), "hf.co/a/b: other: wrong");
+        assert_eq!(located("hf.co/a/b: exists", "/hub/sub/m"), "hf.co/a/b: exists");
     }
 }

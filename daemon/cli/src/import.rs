@@ -18,7 +18,7 @@ use self::from_program::From;
 use self::moving::{Finished, Interrupted, Moves};
 use self::plan::{ListedModel, PathModel, Planned, plan};
 use crate::advice::instead_of_import;
-use crate::batch::Batch;
+use crate::batch::{Batch, located};
 use crate::connect::{Connected, client_error, connect_or_create};
 use crate::local_folder::Links;
 use crate::model_name::parse_new_name;
@@ -265,8 +265,8 @@ fn import_file(
     let files: Vec<_> = std::iter::once(&file).chain(&opened).map(File::as_fd).collect();
     let bar = bars.item(&shown, 0);
     let imported = client.import_files(&request, &files, |completed, total| bar.set(completed, total));
-    let located = |error| report::located(error, None, [(shown.as_ref(), path)]);
-    let mut imported = imported.map_err(client_error).map_err(located)?;
+    let of_file = |error| located(error, None, [(shown.as_ref(), path)]);
+    let mut imported = imported.map_err(client_error).map_err(of_file)?;
     if !params.with_sidecars {
         imported.effects.notes.extend(sidecar_note(sidecars));
     }

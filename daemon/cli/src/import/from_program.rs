@@ -15,7 +15,7 @@ use tracing_mutex::stdsync::Mutex;
 use super::moving::{Finished, Moves};
 use super::report::LeftOutModel;
 use super::{Params, check_stored, finish_interrupted, report};
-use crate::batch::Batch;
+use crate::batch::{Batch, located};
 use crate::connect::{client_error, connect_or_create};
 use crate::local_folder::Links;
 use crate::other_stores::{
@@ -144,8 +144,7 @@ pub(super) fn run(global: &Global, request: &Request<'_>) -> Result<(), ErrorBod
     if !request.patterns.is_empty() && plan.models().len() == plan.left_out().count() {
         let problem =
             plan.left_out().find_map(|model| Some((&model.found.name, model.found.problem.as_ref()?)));
-        return problem
-            .map_or(Ok(()), |(name, problem)| Err(report::located(problem.error(), Some(name), [])));
+        return problem.map_or(Ok(()), |(name, problem)| Err(located(problem.error(), Some(name), [])));
     }
     execute(global, request, (&plan, &moves, client), &mut record)
 }
@@ -266,8 +265,7 @@ impl Work<'_> {
     fn import(&self, number: usize) -> Result<Imported, ErrorBody> {
         let Some(model) = self.models.get(number) else { return Err(internal("import: no such model")) };
         let files = || model.found.files.iter().map(|file| (file.path.as_str(), file.source.as_path()));
-        self.import_model(number, model)
-            .map_err(|error| report::located(error, Some(&model.found.name), files()))
+        self.import_model(number, model).map_err(|error| located(error, Some(&model.found.name), files()))
     }
 
     fn import_model(&self, number: usize, model: &PlannedModel) -> Result<Imported, ErrorBody> {

@@ -14,7 +14,8 @@ use blobd_store_format::model_folder::{
 use blobd_store_format::safetensors::Header;
 
 use super::beside::{LocalSidecar, ModelFile, shards_of, sidecars_of};
-use super::{gguf_folder, open, report, with_folders};
+use super::{gguf_folder, open, with_folders};
+use crate::batch::located;
 use crate::local_folder::{Folder, Identity, Links};
 use crate::other_stores::is_hub_cache;
 use crate::{ErrorBody, ErrorCode, file_error};
@@ -255,7 +256,7 @@ impl ListedModel {
         };
         let sources: Vec<PathBuf> = self.files.iter().map(|file| folder.join(&file.source)).collect();
         let paths = self.files.iter().map(|file| file.path.as_str());
-        report::located(error, None, paths.zip(sources.iter().map(PathBuf::as_path)))
+        located(error, None, paths.zip(sources.iter().map(PathBuf::as_path)))
     }
 
     /// The folder that is the model, if it is one.

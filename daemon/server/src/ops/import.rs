@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
 use blobd_client::protocol::pull::Imported;
@@ -10,12 +9,11 @@ use blobd_client::protocol::request::ImportParams;
 use blobd_store::{Store, Verb};
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::origin::{Origin, copy_record, import_record, program_of_copy};
+use blobd_store_format::origin::{Origin, program_of_copy};
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PullSource;
 
 use super::OpError;
-use super::name_change::{Leftover, NameChange, TargetName};
+use super::name_change::{Leftover, NameChange, TargetName, display_name, origin_record};
 use super::new_model::NewModel;
 use super::policy::CallerPolicy;
 use crate::policy::Terms;
@@ -107,20 +105,6 @@ pub(crate) fn client_has_gone() -> io::Error {
     io::Error::other("the client of this import has disconnected")
 }
 
-/// The record of where an imported model comes from. The name of a model in another program's store says more than its last
-/// part.
-pub(super) fn origin_record(
-    file_name: &str,
-    copied_from: Option<&PullSource>,
-    program: Option<&str>,
-) -> String {
-    match copied_from {
-        Some(source) => copy_record(source, program),
-        None if program.is_some() => import_record(&printable(file_name)),
-        None => import_record(&display_name(file_name)),
-    }
-}
-
 /// The name that the model gets: the requested one, or one made from the file's. A name in another program's store is not
 /// the user's choice: it is made distinct, unless the model that has it is another version of the same one.
 fn target_name(change: &NameChange<'_>, params: &ImportParams, origin: &str) -> Result<TargetName, OpError> {
@@ -152,28 +136,4 @@ fn is_version_of(
             }
             _ => false,
         }
-}
-
-/// The last part of a path, without control characters. A path without a last part, such as `a/..`, is not that of a file
-/// and is not shown.
-fn display_name(file_name: &str) -> String {
-    printable(Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or("unnamed"))
-}
-
-fn printable(text: &str) -> String {
-    const MAX_CHARS: usize = 200;
-    text.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_safe_to_print() {
-        assert_eq!(display_name("/a/b/\u{1b}[31mred.gguf\n"), "[31mred.gguf");
-        for path in ["https://ollama.com/acme/x/blobs/..", "..", "/", ""] {
-            assert_eq!(display_name(path), "unnamed", "{path}");
-        }
-    }
 }

@@ -3,6 +3,7 @@
 //! The order of every such verb, in [`NameChange::run`]: a lease, the policy, whether the requester may take the name,
 //! space (quota, eviction, reserve), the commit, and the report of what else has happened.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use blobd_client::protocol::error::ErrorCode;
@@ -12,9 +13,9 @@ use blobd_store::leases::Lease;
 use blobd_store::{Committed, Ingest, Model, NameRule, NewName, Store, TrashedModel, Verb, gc};
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::origin::Origin;
+use blobd_store_format::origin::{Origin, copy_record, import_record};
 use blobd_store_format::reference::Reference;
-use blobd_store_format::source::PulledSource;
+use blobd_store_format::source::{PullSource, PulledSource};
 use tokio::sync::mpsc::Sender;
 
 use super::OpError;
@@ -305,5 +306,43 @@ impl<'s> NameChange<'s> {
             format!(", from {}", blobd_store_format::origin::shown(&origin))
         });
         Some(format!("{} is another model{from}; this one is named {name}", first.short()))
+    }
+}
+
+/// The record of where an imported model comes from. The name of a model in another program's store says more than its last
+/// part.
+pub(super) fn origin_record(
+    file_name: &str,
+    copied_from: Option<&PullSource>,
+    program: Option<&str>,
+) -> String {
+    match copied_from {
+        Some(source) => copy_record(source, program),
+        None if program.is_some() => import_record(&printable(file_name)),
+        None => import_record(&display_name(file_name)),
+    }
+}
+
+/// The last part of a path, without control characters. A path without a last part, such as `a/..`, is not that of a file
+/// and is not shown.
+pub(super) fn display_name(file_name: &str) -> String {
+    printable(Path::new(file_name).file_name().and_then(|name| name.to_str()).unwrap_or("unnamed"))
+}
+
+fn printable(text: &str) -> String {
+    const MAX_CHARS: usize = 200;
+    text.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_safe_to_print() {
+        assert_eq!(display_name("/a/b/\u{1b}[31mred.gguf\n"), "[31mred.gguf");
+        for path in ["https://ollama.com/acme/x/blobs/..", "..", "/", ""] {
+            assert_eq!(display_name(path), "unnamed", "{path}");
+        }
     }
 }

@@ -9,7 +9,7 @@ use blobd_store_format::safetensors::Dtype;
 use blobd_store_format::tensor::TensorFormat;
 
 use super::block::BlockLayout;
-use super::dequantize::{element_count, elements, piece_bytes};
+use super::dequantize::{PIECE_ELEMENTS, element_count, elements, piece_bytes};
 use super::{QuantError, Values};
 use crate::float8::{
     f32_of_e2m1, f32_of_e2m3, f32_of_e3m2, f32_of_e4m3, f32_of_e4m3fnuz, f32_of_e5m2, f32_of_e5m2fnuz,
@@ -124,9 +124,6 @@ impl ElementType {
         block.filter(|(_, size)| bytes.len().is_multiple_of(*size)).ok_or(partial)
     }
 }
-
-/// A multiple of every type's block length. As `f32`, a piece takes 256 KiB, which fits a processor's cache.
-pub(super) const PIECE_ELEMENTS: usize = 1 << 16;
 
 fn values(dtype: Dtype, bytes: &[u8]) -> Values {
     let codes = |value: fn(u8) -> f32| Values::F32(bytes.iter().copied().map(value).collect());

@@ -12,10 +12,10 @@ use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::model_file::{check_paths, layer_type};
 
-use super::display_name;
 use super::source::{FileFacts, ImportSource, inspect, refuse_changed};
 use crate::ingest::{Accepted, BegunFile, IngestError, IngestedFile, begin_file};
 use crate::ops::OpError;
+use crate::ops::name_change::display_name;
 use crate::ops::new_model::NewFile;
 use crate::policy::{Terms, TermsBuilder};
 

@@ -6,8 +6,7 @@ use blobd_client::protocol::naming::{NameEffects, Pinned, Renamed, Tagged};
 use blobd_client::protocol::request::{ImportOrigin, PinParams, RenameParams, TagParams};
 use blobd_store::{NameOrigin, Store, Verb};
 
-use super::{Leftover, NameChange, Named, TargetName};
-use crate::ops::import::origin_record;
+use super::{Leftover, NameChange, Named, TargetName, origin_record};
 use crate::ops::{CallerPolicy, OpError};
 use crate::requester::Requester;
 
