@@ -35,7 +35,7 @@ pub(super) struct Doomed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Stage {
-    /// By which its program finds it.
+    /// Where its program finds it.
     Entry,
     /// A link between an entry and a file.
     Link,

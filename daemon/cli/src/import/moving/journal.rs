@@ -22,7 +22,7 @@ const ENDING: &str = "json-lines";
 /// The most that is read of a journal.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// A model of which the deletion has begun.
+/// A model whose deletion has begun.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
