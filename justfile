@@ -1,25 +1,25 @@
-# What CI runs: all of it, or the lane `quick` or `full`
-check *lane:
-    .ci/run {{ lane }}
+# Run the checks of CI: all of them, or the part `quick` or `full`
+check *part:
+    .ci/run {{ part }}
 
-# The tests alone; those against a registry of others take docker-registry, else they are skipped
+# Run only the tests; some need docker-registry and are skipped without it
 test *arguments:
     cargo test --workspace {{ arguments }}
 
-# The Python and Go clients against the daemon; what is not installed is skipped
+# Test the Python and Go clients with the daemon; skips a language that is not installed
 clients:
     cargo build --package blobd
     .ci/clients
 
-# After an edit: format, lints, and the tests of what changed since a commit
+# Check an edit: format, lints, and the tests of what has changed since a commit
 quick base="HEAD":
     .ci/after-edit {{ base }}
 
-# How many of N random changes to a crate do its unit tests notice? Needs cargo-mutants
+# Make N random changes to a crate and list those that its unit tests do not notice; needs cargo-mutants
 mutants crate n="20" *seed:
     .ci/mutants {{ crate }} {{ n }} {{ seed }}
 
-# Format and lints alone
+# Check format and lints only
 lint:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets -- -D warnings
@@ -28,62 +28,62 @@ lint:
 structure:
     cargo run --quiet --package blobd-tests --bin structure
 
-# Put all sources into form
+# Format all sources
 fmt:
     cargo fmt --all
     cd fuzz && cargo fmt
 
-# The optimised binary: target/release/blobd
+# Build the optimised binary: target/release/blobd
 build:
     cargo build --release --package blobd
 
-# Build and install everything, units of systemd included: `just install DESTDIR=/tmp/tree PREFIX=/usr`
+# Build and install everything, including the systemd units: `just install DESTDIR=/tmp/tree PREFIX=/usr`
 install *settings:
     packaging/build
     env {{ settings }} packaging/install
 
-# Debian packages in target/debian
+# Build Debian packages in target/debian
 deb:
     packaging/build
     packaging/build-deb
 
-# Install, use, restart, upgrade and purge the Debian package under a real systemd; as root, else it is skipped
+# Install, use, restart, upgrade and purge the Debian package under a real systemd; skipped without root
 systemd:
     packaging/build
     cargo build --release --package blobd-tests --bin test-client
     tests/systemd/newer
     tests/systemd/run
 
-# A model pulled, split, shared, opened and exported, offline
+# Run the demo: a model is pulled, split, shared, opened and exported, offline
 demo:
     cargo run --release -- demo
 
-# Draw the README's pictures again: a recording of a real run, and one copy on disk and in memory
+# Draw the README's pictures again: the recording of a run, and how copies are shared on disk and in memory
 recording: build
     python3 docs/images/record.py target/release/blobd demo > docs/images/demo.svg
     python3 docs/images/sharing.py > docs/images/sharing.svg
 
-# Take the README's pictures of `blobd web` again; takes chromium
+# Take the README's screenshots of `blobd web` again; needs chromium
 pictures:
     BLOBD_PICTURES={{ justfile_directory() }}/docs/images cargo test --package blobd-tests --test it -- web::page::pictures_show
 
-# Measure against plain tools (docs/BENCHMARKS.md); the pull takes curl, else it is skipped
+# Measure against plain tools (docs/BENCHMARKS.md); the pull needs curl and is skipped without it
 bench *arguments: build
     cargo run --release --package blobd-tests --bin bench -- {{ arguments }}
 
-# Crash the store on the real kernel; as root, else parts are skipped (docs/RELIABILITY.md)
+# Crash the store on the real kernel (docs/RELIABILITY.md); parts are skipped without root
 crash *arguments: build
     cargo run --release --package blobd-tests --bin crash -- {{ arguments }}
 
-# Attack a daemon as one user while another works with it; as root, else it is skipped (docs/SECURITY.md)
+# Attack a daemon as one user while another works with it (docs/SECURITY.md); skipped without root
 abuse *arguments: build
     cargo run --release --package blobd-tests --bin abuse -- {{ arguments }}
 
-# Ten users with quotas pull and import at once for some minutes; as root, else it is skipped
+# Let ten users with quotas pull and import at once for some minutes; skipped without root
 quotas seconds="180":
     BLOBD_QUOTA_SECONDS={{ seconds }} cargo test --package blobd-tests --test it ten_users -- --nocapture
 
-# Compare with an independent reader of GGUF files; takes `pip install gguf`
+# Compare with an independent reader of GGUF files; needs `pip install gguf`
 oracle +files: build
     python3 tests/oracle.py target/release/blobd {{ files }}
 
@@ -91,12 +91,12 @@ oracle +files: build
 estimates:
     python3 tests/estimates.py > store-format/model/src/estimate/expected.json
 
-# Compare dequantisation with an independent one, bit for bit; takes `pip install gguf`
+# Compare dequantisation with an independent implementation, bit for bit; needs `pip install gguf`
 quants:
     cargo build --release --package blobd-tests --bin dequantize
     python3 tests/quants.py target/release/dequantize
 
-# Compare `blobd tensor` with an independent reader and numpy; takes `pip install gguf`
+# Compare `blobd tensor` with an independent reader and numpy; needs `pip install gguf`
 tensors *files: build
     python3 tests/tensors.py target/release/blobd {{ files }}
 
@@ -104,51 +104,51 @@ tensors *files: build
 rewrite +files: build
     python3 tests/rewrite.py target/release/blobd {{ files }}
 
-# Compare the KV cache and the graph that `fit` estimates with llama.cpp's allocator; takes llama-fit-params, else it is skipped
+# Compare the KV cache and the graph that `fit` estimates with llama.cpp's allocator; skipped without llama-fit-params
 kv-oracle *models: build
     python3 tests/kv_oracle.py target/release/blobd {{ models }}
 
-# Compare headers with an independent reader, on these files and 200 generated ones; takes `pip install gguf`
+# Compare headers with an independent reader, on these files and 200 generated ones; needs `pip install gguf`
 headers *files: build
     python3 tests/headers.py target/release/blobd {{ files }}
 
-# Real engines on a model of yours, plain and from blobd; takes node, Python, cargo, Go, else they are skipped
+# Run real engines on a model of yours, from the plain file and from blobd; skips engines whose language is not installed
 engines model prompt=" The" text="": build
     tests/engines/run target/release/blobd {{ model }} "{{ prompt }}" "{{ text }}"
 
-# Two engine processes on two models that share tensors: the memory of their weights together
+# Run two engine processes on two models that share tensors, and measure the memory of their weights together
 siblings one two prompt=" The": build
     tests/engines/siblings target/release/blobd {{ one }} {{ two }} "{{ prompt }}"
 
-# Two Python processes on one folder of safetensors files: the memory of their weights together; takes NumPy or PyTorch
+# Run two Python processes on one folder of safetensors files, and measure their memory; needs NumPy or PyTorch
 folder model: build
     tests/engines/folder target/release/blobd {{ model }}
 
-# What llama.cpp's converter leaves alone in models of three architectures, and blobd shares; takes transformers and torch
+# Check what models of three architectures share with their GGUF conversions; needs transformers and torch
 converted converter: build
     python3 tests/converted.py target/release/blobd {{ converter }}
 
-# A cache of the hub that huggingface_hub itself makes, imported, pulled and shown; takes huggingface_hub, 1.x or 2.x
+# Check that huggingface_hub and blobd read each other's models; needs huggingface_hub, 1.x or 2.x
 hub-stores model: build
     python3 tests/hub_stores.py target/release/blobd {{ model }}
 
-# Every fuzz target for so many seconds; takes cargo-fuzz and a C++ compiler
+# Run every fuzz target for some seconds; needs cargo-fuzz and a C++ compiler
 fuzz seconds="60":
     #!/usr/bin/env bash
     set -euo pipefail
     cd fuzz
     cargo run --quiet --example seeds
-    export RUSTC_BOOTSTRAP=1 # cargo-fuzz takes flags of the nightly compiler
+    export RUSTC_BOOTSTRAP=1 # cargo-fuzz uses flags of the nightly compiler
     for target in $(cargo fuzz list); do
-        # No sanitizer: memory safety is the compiler's business but in client/src/map.rs, capi and preload.
+        # No sanitizer: the compiler ensures memory safety outside of a few modules (docs/ARCHITECTURE.md).
         cargo fuzz run --sanitizer none "$target" -- \
             -max_total_time={{ seconds }} -max_len=16384 -timeout=5 -rss_limit_mb=512
     done
 
-# The crates' documentation, this project's private items included
+# Build the crates' documentation, including this project's private items
 doc:
     cargo doc --no-deps --workspace --document-private-items
 
-# Licences, banned and duplicate crates, sources, advisories; takes cargo-deny
+# Check licences, banned and duplicate crates, sources and advisories; needs cargo-deny
 deny:
     cargo deny check

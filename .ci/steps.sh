@@ -1,8 +1,8 @@
-# Sourced by the scripts of this directory: steps, and the seconds that each took.
+# Sourced by the scripts in this directory: runs steps, and prints how many seconds each took.
 
 times=()
 
-# step COMMAND...: runs it, under its own name.
+# step COMMAND...: prints and runs the command, and records its duration.
 step() {
     local started=$SECONDS status=0
     printf '\n== %s\n' "$*"

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How much a GGUF file shares with the safetensors model it was converted from: `just converted CONVERTER`
+"""Checks what a GGUF file shares with the safetensors model it was converted from: `just converted CONVERTER`
 
-CONVERTER is llama.cpp's `convert_hf_to_gguf.py`, in a folder with its modules. Makes small random models of three
-architectures with transformers, converts each to a BF16 GGUF file, and imports both into a store of their own. Which
-tensors have bytes that the model has is found without blobd, from the files: blobd must share these and no others.
-The experts of the mixture, separate tensors in one file, must share every byte with a file where they are stacked.
+CONVERTER is llama.cpp's `convert_hf_to_gguf.py`, in a folder with its modules. Generates small random models of three
+architectures with transformers, converts each to a BF16 GGUF file, and imports both into a new store. The script itself
+compares the files to find the tensors that the conversion did not change: blobd must share these and no others.
+Separate experts in one file must share every byte with a file in which the same experts are stacked.
 
 Needs `pip install transformers torch sentencepiece gguf`. Exits with 1 at the first difference, and with 0 if the
 converter or a package is absent.
@@ -26,7 +26,7 @@ EXPERTS = 8
 def main() -> None:
     blobd, converter = sys.argv[1:]
     if not pathlib.Path(converter).is_file():
-        skip(f"{converter} is not there")
+        skip(f"{converter} does not exist")
     try:
         import sentencepiece  # noqa: F401
         import torch  # noqa: F401
@@ -36,7 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         work = pathlib.Path(directory)
         tokenizer = make_tokenizer(work)
-        print(f"{'':20} {'tensors of the GGUF':>20} {'left alone':>20} {'shared':>20} {'of all':>8}")
+        print(f"{'':20} {'tensors of the GGUF':>20} {'unchanged':>20} {'shared':>20} {'of all':>8}")
         for name in ARCHITECTURES:
             folder, file = work / name, work / f"{name}.gguf"
             make_model(name, folder)
@@ -58,7 +58,7 @@ class Store:
 
 
 def make_tokenizer(work: pathlib.Path) -> pathlib.Path:
-    """A tokenizer of random words; the converter takes SentencePiece's without knowing the model."""
+    """Trains on random words. The converter accepts any SentencePiece tokenizer, but no unknown one of other kinds."""
     import sentencepiece
 
     chosen = random.Random(1)
@@ -94,15 +94,15 @@ def compare(store: Store, name: str, folder: pathlib.Path, file: pathlib.Path) -
 
     contents = source_contents(folder)
     theirs = {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(file).tensors}
-    left_alone = {key for key, value in theirs.items() if digest(value) in contents}
+    unchanged = {key for key, value in theirs.items() if digest(value) in contents}
     store.run("import", str(folder), "--name", "source")
     store.run("import", str(file), "--name", "converted")
     known = {tensor["digest"] for tensor in store.tensors("source")}
     ours = {tensor["name"]: tensor for tensor in store.tensors("converted")}
     shared = {key for key, tensor in ours.items() if tensor["digest"] in known}
-    require(set(ours) == set(theirs), f"{name}: other tensors than the file has")
-    require(shared == left_alone, f"{name}: shared or left alone, not both: {sorted(shared ^ left_alone)}")
-    counted = [sum(len(theirs[key]) for key in keys) for keys in (theirs, left_alone, shared)]
+    require(set(ours) == set(theirs), f"{name}: tensors missing or unexpected: {sorted(set(ours) ^ set(theirs))}")
+    require(shared == unchanged, f"{name}: shared but changed, or unchanged but not shared: {sorted(shared ^ unchanged)}")
+    counted = [sum(len(theirs[key]) for key in keys) for keys in (theirs, unchanged, shared)]
     print(f"{name:20} {counted[0]:20,} {counted[1]:20,} {counted[2]:20,} {counted[2] / counted[0]:8.1%}")
     changed = sorted({key.split(".", 2)[-1] if key.startswith("blk.") else key for key in theirs if key not in shared})
     print(f"  changed by the converter: {', '.join(changed)}")
@@ -111,31 +111,31 @@ def compare(store: Store, name: str, folder: pathlib.Path, file: pathlib.Path) -
 
 
 def source_contents(folder: pathlib.Path) -> set:
-    """The digests of the model's tensors, and of its experts one after the other."""
+    """The digests of the model's tensors and of its stacked experts."""
     tensors = read_safetensors(folder / "model.safetensors")
     stacks = stacked(tensors)
     return {digest(content) for content in [*(content for content, _ in tensors.values()), *stacks.values()]}
 
 
 def read_safetensors(file: pathlib.Path) -> dict:
-    """The bytes and the shape of each tensor, read without a library."""
+    """Reads the bytes and the shape of each tensor, without a library."""
     raw = file.read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:start])
     header.pop("__metadata__", None)
-    places = {name: entry["data_offsets"] for name, entry in header.items()}
-    return {name: (raw[start + begin : start + end], header[name]["shape"]) for name, (begin, end) in places.items()}
+    offsets = {name: entry["data_offsets"] for name, entry in header.items()}
+    return {name: (raw[start + begin : start + end], header[name]["shape"]) for name, (begin, end) in offsets.items()}
 
 
 def stacked(tensors: dict) -> dict:
-    """The experts of each projection, one after the other."""
+    """Concatenates the experts of each projection."""
     first = [name for name in tensors if ".experts.0." in name]
     names = {name: [name.replace(".experts.0.", f".experts.{number}.") for number in range(EXPERTS)] for name in first}
     return {name: b"".join(tensors[each][0] for each in all_experts) for name, all_experts in names.items()}
 
 
 def compare_experts(store: Store, work: pathlib.Path) -> None:
-    """One file with separate experts, one with the same experts stacked."""
+    """Compares a file with separate experts and a file with the same experts stacked."""
     separate = work / "Mixtral" / "model.safetensors"
     tensors = read_safetensors(separate)
     header, data = {}, b""

@@ -2,9 +2,10 @@
 """Decodes every number format; written from docs/FORMATS.md alone: `formats.py DOCS FOLDER`
 
 FOLDER has a file `TYPE.blocks` for each ggml type, files `TYPE.elements` for the small floats of safetensors, or files
-`NAME.safetensors` with a quantised tensor `w` of a model with one layer per tensor. The numbers of each are written to `….numbers` as binary32, little-endian. The tables are
-read from DOCS. Needs nothing but Python. A test compares the numbers with those of `blobd tensor`: where they differ,
-or where this file needs a fact that the document lacks, the document is wrong.
+`NAME.safetensors` with a quantised tensor `w` of a model with one layer per tensor. The numbers of each file are written
+to a file with the extension `.numbers`, as little-endian binary32. The tables are read from DOCS. Needs only Python.
+A test compares the numbers with those of `blobd tensor`: where they differ, or where this program needs a fact that the
+document does not state, the document is wrong.
 """
 
 import json
@@ -14,11 +15,12 @@ import re
 import struct
 import sys
 
-# The tables of the document: of 16 values each, and the entries of each codebook.
+# Read from the document: two tables of 16 values,
 K4 = []
 E2M1 = []
-# Bits of exponent and mantissa, and the bias, of each small float.
+# the bits of exponent and mantissa and the bias of each small float,
 FLOATS = {}
+# and the entries of each codebook.
 GRIDS = {}
 
 
@@ -218,8 +220,8 @@ def q6_k(block):
     return [times(times(d, scales[i // 16]), (low4[i] | upper[i] << 4) - 32) for i in range(256)]
 
 
-def eight(seven: int) -> int:
-    return seven if bin(seven).count("1") % 2 == 0 else seven | 128
+def with_even_parity(seven_signs: int) -> int:
+    return seven_signs if bin(seven_signs).count("1") % 2 == 0 else seven_signs | 128
 
 
 def signed(scale: float, entry: list[int], signs: int) -> list[float]:
@@ -234,7 +236,7 @@ def iq2_xxs(block):
         signs = u32_at(block, at + 4)
         scale = times(times(d, 0.5 + bits(signs, 28, 4)), 0.25)
         for n in range(4):
-            y += signed(scale, GRIDS["iq2_xxs"][block[at + n]], eight(bits(signs, 7 * n, 7)))
+            y += signed(scale, GRIDS["iq2_xxs"][block[at + n]], with_even_parity(bits(signs, 7 * n, 7)))
     return y
 
 
@@ -243,7 +245,7 @@ def iq2_xs(block):
     for g in range(32):
         q = u16_at(block, 2 + 2 * g)
         scale = times(times(d, 0.5 + s[g // 2]), 0.25)
-        y += signed(scale, GRIDS["iq2_xs"][bits(q, 0, 9)], eight(bits(q, 9, 7)))
+        y += signed(scale, GRIDS["iq2_xs"][bits(q, 0, 9)], with_even_parity(bits(q, 9, 7)))
     return y
 
 
@@ -265,7 +267,7 @@ def iq3_xxs(block):
         scale = times(times(d, 0.5 + bits(signs, 28, 4)), 0.5)
         for n in range(4):
             entry = [number for k in (0, 1) for number in GRIDS["iq3_xxs"][qs[8 * p + 2 * n + k]]]
-            y += signed(scale, entry, eight(bits(signs, 7 * n, 7)))
+            y += signed(scale, entry, with_even_parity(bits(signs, 7 * n, 7)))
     return y
 
 
@@ -405,7 +407,7 @@ def small_float(name: str, code: int) -> float:
     return -value if s else value
 
 
-# Bits, elements of a group if its file does not declare them, value of a code, value of a scale of type U8.
+# Bits of a code, default size of a group, decoder of a code, decoder of a scale of type U8.
 LAYER_TYPES = {
     "int4": (4, 64, float, None),
     "int8": (8, 64, float, None),

@@ -4,9 +4,9 @@
 For each file, and for 200 files that it generates, checks against PyPI's `gguf`:
 version, byte order, alignment and data offset; every key in order with its type and
 whole value; every tensor's name, type, shape, size and position in the file.
-Each given file is also imported, and described from the store.
+Each given file is also imported and compared again, described from the store.
 
-Exceptions: gguf 0.19.0 takes blocks of Q8_1 for 40 bytes instead of 36 and does not
+Exceptions: gguf 0.19.0 assumes 40 bytes instead of 36 for a block of Q8_1 and does not
 know type 42 (Q2_0) and Ollama's type 4, so no generated file has them.
 
 Needs `pip install gguf`. Exits with 1 at the first difference.
@@ -96,7 +96,7 @@ def int_type_of_empty(field: gguf.ReaderField) -> str:
 
 
 def plain(value: object) -> object:
-    """The value as JSON has it."""
+    """The value as blobd writes it in JSON."""
     if isinstance(value, (list, tuple)):
         return [plain(element) for element in value]
     if isinstance(value, (bool, numpy.bool_)):

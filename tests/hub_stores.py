@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""The Hugging Face hub's own library and blobd on each other's models: `just hub-stores FOLDER`
+"""Checks that huggingface_hub and blobd read each other's models: `just hub-stores FOLDER`
 
-FOLDER is a model: safetensors and other files. A small hub on loopback serves it in two repositories and two commits.
-huggingface_hub, whichever version this Python has, downloads them into a cache; version 2 also makes its store of
-shared blobs, with its own functions. blobd imports the cache, and every file comes back bit for bit. Another store
-pulls from the hub. Of both stores, the library then finds every file in the hub tree of `blobd mount`, offline, and
-reads the tree without a warning.
+FOLDER is a model of safetensors and other files. A small hub server on loopback serves it as two repositories with two
+commits. The installed version of huggingface_hub downloads them into a cache; version 2 also creates its store of shared
+blobs. blobd imports the cache, and must export every file bit for bit; another store pulls from the hub. For both
+stores, the library must then find every file, offline and without a warning, in the hub tree of `blobd mount`.
 
-Needs `pip install huggingface_hub`; without /dev/fuse the mount is left out. Exits with 1 at the first difference.
+Needs `pip install huggingface_hub`; the mount is skipped without /dev/fuse. Exits with 1 at the first difference.
 """
 
 import hashlib
@@ -28,7 +27,7 @@ TAG_DIGITS = 12
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """Serves repositories as the hub does, as far as these two clients ask."""
+    """Serves the part of the hub's API that these two clients use."""
 
     def __init__(self, files: dict) -> None:
         super().__init__(("127.0.0.1", 0), Requests)
@@ -106,7 +105,7 @@ class Requests(http.server.BaseHTTPRequestHandler):
 
 
 class Store:
-    """A daemon with a store of its own, and its mount."""
+    """A daemon with its own store, and its mount."""
 
     def __init__(self, blobd: str, root: pathlib.Path, hub: Hub) -> None:
         root.mkdir()
@@ -129,9 +128,9 @@ class Store:
     def names(self) -> list:
         return [model["name"] for model in json.loads(self.run("ls", "--json"))["models"]]
 
-    def show_tree(self) -> bool:
+    def mount_tree(self) -> bool:
         if not os.access("/dev/fuse", os.W_OK):
-            print("  skipped: the mount (/dev/fuse is not there or not ours)")
+            print("  skipped: the mount (/dev/fuse does not exist or is not writable)")
             return False
         self.mount.mkdir()
         self.started.append(self.start("mount", str(self.mount)))
@@ -200,8 +199,8 @@ def compare_export(store: Store, name: str, files: dict) -> None:
 
 
 def compare_tree(store: Store, hub: Hub, revisions: list) -> None:
-    """The library, offline, on the mount."""
-    if not store.show_tree():
+    """Reads the mounted tree with the library, offline."""
+    if not store.mount_tree():
         return
     tree = store.mount / "hub"
     for repository, revision in revisions:
@@ -215,7 +214,7 @@ def compare_tree(store: Store, hub: Hub, revisions: list) -> None:
 
 def compare_files(what: str, folder: pathlib.Path, files: dict) -> None:
     found = read_files(folder)
-    require(set(found) == set(files), f"{what}: other files: {sorted(set(found) ^ set(files))}")
+    require(set(found) == set(files), f"{what}: files missing or unexpected: {sorted(set(found) ^ set(files))}")
     for path, content in files.items():
         require(found[path] == content, f"{what}: {path} differs")
 
@@ -236,7 +235,7 @@ def download(cache: pathlib.Path, repository: str, revision: object = None, **va
 
 
 def share_blobs(cache: pathlib.Path, files: dict) -> int:
-    """Moves the large files into the library's store of shared blobs, as it does itself with what Xet has verified."""
+    """Moves the large files into the library's store of shared blobs, as the library does after a download by Xet."""
     try:
         from huggingface_hub.utils import _shared_blobs as store
     except ImportError:
@@ -264,7 +263,7 @@ def sha256(content: bytes) -> str:
 def wait_for(holds: object, seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not holds():
-        require(time.monotonic() < end, "a daemon or a mount does not start")
+        require(time.monotonic() < end, f"daemon or mount: not ready after {seconds} s")
         time.sleep(0.05)
 
 

@@ -3,9 +3,9 @@
 
     python3 tests/kv_oracle.py target/release/blobd [MODEL.gguf ...]
 
-takes llama.cpp's `llama-fit-params` from LLAMA_FIT_PARAMS or from PATH, and skips without it. If the Python
-package `gguf` is installed, small models with sliding windows, latent attention and recurrent layers are generated too.
-The two must differ by less than 1 MiB, the precision of the tool's output; the graph with one sequence.
+runs llama.cpp's `llama-fit-params`, which LLAMA_FIT_PARAMS names or PATH has; without it, everything is skipped. If the
+Python package `gguf` is installed, small models with sliding windows, latent attention and recurrent layers are generated
+too. Both programs must agree within 1 MiB, the precision of the tool's output. Graphs are compared for one sequence only.
 """
 
 import json
@@ -48,7 +48,7 @@ def estimated(blobd, model, context, parallel, k, v):
 
 
 def generated(folder):
-    """Small models of architectures with caches of other kinds."""
+    """Generates small models of architectures whose caches differ from the usual one."""
     try:
         import gguf
         import numpy as np
@@ -170,13 +170,13 @@ def main():
             for context in CONTEXTS:
                 for parallel in PARALLEL:
                     for k, v in TYPES:
-                        there = allocated(tool, model, context, parallel, k, v)
-                        here = estimated(blobd, model, context, parallel, k, v)
-                        if there is None or here is None:
+                        reference = allocated(tool, model, context, parallel, k, v)
+                        estimate = estimated(blobd, model, context, parallel, k, v)
+                        if reference is None or estimate is None:
                             refused += 1
                             continue
                         compared += 1
-                        for what, ours, theirs in zip(("KV cache", "graph"), here, there):
+                        for what, ours, theirs in zip(("KV cache", "graph"), estimate, reference):
                             if what == "graph" and parallel > 1:
                                 continue
                             # The tool rounds down to MiB.
@@ -184,10 +184,10 @@ def main():
                             worst = max(worst, difference)
                             if difference >= 1:
                                 wrong += 1
-                                print(f"{model}: context {context}, {parallel} sequences, {k}/{v}: {what} of blobd "
-                                      f"{ours / 2**20:.2f} MiB, of llama.cpp {theirs} MiB")
+                                print(f"{model}: context {context}, {parallel} sequences, {k}/{v}: {what}: expected "
+                                      f"{theirs} MiB (llama.cpp), found {ours / 2**20:.2f} MiB (blobd)")
             print(f"{Path(model).name}: {compared} settings compared, {refused} refused, "
-                  f"beyond the rounding by at most {worst:.2f} MiB")
+                  f"largest difference beyond rounding {worst:.2f} MiB")
             if compared == 0:
                 wrong += 1
     return 1 if wrong else 0

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compares blobd with an independent reader: `just oracle FILE.gguf…`
 
-Imports each file into a store of its own, then checks against PyPI's `gguf`:
+Imports each file into a new store, then checks against PyPI's `gguf`:
 every tensor's name, type and shape; that its digest is the SHA-256 of the raw
-bytes that this reader finds; that the blob with this name has this content;
+bytes that this reader finds; that the blob with this digest has this content;
 and that the exported file has the SHA-256 of the original.
 
 Needs `pip install gguf`. Exits with 1 at the first difference.
@@ -42,7 +42,7 @@ def compare(store: Store, file: pathlib.Path) -> None:
     ours = {tensor["name"]: tensor for tensor in json.loads(store.run("show", "oracle", "--json"))["tensors"]}
     raw = file.read_bytes()
     theirs = gguf.GGUFReader(file).tensors
-    require(len(ours) == len(theirs), f"{file}: {len(ours)} tensors, {len(theirs)} expected")
+    require(len(ours) == len(theirs), f"{file}: expected {len(theirs)} tensors, found {len(ours)}")
     for tensor in theirs:
         compare_tensor(store, ours[tensor.name], tensor, raw)
     exported = store.run("export", "oracle", "-o", "-")
@@ -53,8 +53,9 @@ def compare(store: Store, file: pathlib.Path) -> None:
 def compare_tensor(store: Store, ours: dict, theirs: gguf.ReaderTensor, raw: bytes) -> None:
     name, start = theirs.name, theirs.data_offset
     content = raw[start : start + int(theirs.n_bytes)]
-    require(ours["type"] == theirs.tensor_type.name, f"{name}: type {ours['type']}")
-    require(ours["shape"] == [int(length) for length in theirs.shape], f"{name}: shape {ours['shape']}")
+    type_, shape = theirs.tensor_type.name, [int(length) for length in theirs.shape]
+    require(ours["type"] == type_, f"{name}: expected type {type_}, found {ours['type']}")
+    require(ours["shape"] == shape, f"{name}: expected shape {shape}, found {ours['shape']}")
     blob = store.blob(ours["digest"])
     require(sha256(blob) == ours["digest"], f"{name}: the blob does not have the digest in its name")
     require(blob[ours["offset"] :][: ours["size"]] == content, f"{name}: the bytes differ from those that the reader finds")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares dequantisation with PyPI's `gguf`: `just quants`
 
-For each type that `gguf` converts: 100,000 random blocks, and blocks whose bytes are all
-equal, have special scales, or are special numbers in every place. All results must be
-equal bit for bit, and NaN where they are NaN. The types that `gguf` does not convert are
-compared with their formula, computed here with numpy. Prints the speed, and how many times
-that of `gguf` (or of numpy) it is.
+For each type that `gguf` converts: 100,000 random blocks, blocks whose bytes are all equal,
+and random blocks with a special number, such as an infinity, at each position. All results
+must be equal bit for bit; NaN equals NaN. The types that `gguf` does not convert are compared
+with their formula, computed here with numpy. Prints the speed, and its ratio to the speed of
+`gguf` (or of numpy).
 
 Needs `pip install gguf`. Exits with 1 at the first difference, and if Q4_K, Q6_K or
 Q8_0 are less than 5 times as fast as `gguf`.
@@ -24,7 +24,7 @@ BLOCKS = 100_000
 MIN_RATIO = 5.0
 TIMED = ("Q4_K", "Q6_K", "Q8_0")
 
-# Elements and bytes of a block of the types that `gguf` does not know or takes for another size.
+# Elements and bytes of a block of the types that `gguf` does not convert, or for which it assumes a wrong block size.
 OTHERS = {
     "MXFP4_OLLAMA": (32, 17),
     "Q8_1": (32, 36),
@@ -67,7 +67,7 @@ def sizes(name: str) -> tuple[int, int]:
 
 
 def adversarial(size: int, random: np.random.Generator) -> np.ndarray:
-    """Blocks of equal bytes, and random blocks with a special number at each place."""
+    """Blocks of equal bytes, and random blocks with a special number at each position."""
     equal = np.repeat(np.arange(256, dtype=np.uint8)[:, None], size, axis=1)
     halves = [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFE00, 0x7C01, 0xFDFF]
     floats = np.array([0, -0.0, 1e-45, -1e-45, 3e38, -3e38, np.inf, -np.inf, np.nan], np.float32)
@@ -75,10 +75,10 @@ def adversarial(size: int, random: np.random.Generator) -> np.ndarray:
     special += [value.tobytes() for value in floats] + [value.tobytes() for value in floats.astype(np.float64)]
     blocks = [equal]
     for number in special:
-        places = range(0, size - len(number) + 1)
-        some = random.integers(0, 256, (len(places), size), np.uint8)
-        for row, place in enumerate(places):
-            some[row, place : place + len(number)] = np.frombuffer(number, np.uint8)
+        positions = range(0, size - len(number) + 1)
+        some = random.integers(0, 256, (len(positions), size), np.uint8)
+        for row, at in enumerate(positions):
+            some[row, at : at + len(number)] = np.frombuffer(number, np.uint8)
         blocks.append(some)
     return np.concatenate(blocks)
 
@@ -91,7 +91,7 @@ def expected_numbers(name: str, blocks: np.ndarray) -> np.ndarray:
 
 
 def reference_rate(name: str, blocks: np.ndarray, elements: int) -> float:
-    """How many numbers per second `gguf`, or numpy, converts of a tensor with rows of 4096; the best of some runs."""
+    """How many numbers of a tensor with rows of 4096 `gguf`, or numpy, converts in a second; the best of three runs."""
     row = 4096 // elements
     tensor = blocks[: len(blocks) // row * row].reshape(-1, row * blocks.shape[1])
     shortest = float("inf")
@@ -107,7 +107,7 @@ def half(blocks: np.ndarray) -> np.ndarray:
 
 
 def bits(bytes_: np.ndarray, width: int) -> np.ndarray:
-    """The numbers of so many bits in each byte, the lowest first."""
+    """Splits each byte into numbers of `width` bits, the lowest first."""
     shifts = np.arange(0, 8, width, dtype=np.uint8)
     return ((bytes_[:, :, None] >> shifts) & ((1 << width) - 1)).reshape(len(bytes_), -1).astype(np.float32)
 
@@ -143,12 +143,12 @@ def convert(program: str, name: str, blocks: np.ndarray) -> tuple[np.ndarray, fl
 
 def compare(name: str, elements: int, found: np.ndarray, expected: np.ndarray) -> None:
     if len(found) != len(expected):
-        sys.exit(f"{name}: {len(found)} numbers, {len(expected)} expected")
+        sys.exit(f"{name}: expected {len(expected)} numbers, found {len(found)}")
     same = (found.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(found) & np.isnan(expected))
     if not same.all():
         at = int(np.argmin(same))
         where = f"block {at // elements}, element {at % elements}"
-        sys.exit(f"{name}: {where}: {found[at]!r}, expected {expected[at]!r}")
+        sys.exit(f"{name}: {where}: expected {expected[at]!r}, found {found[at]!r}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Checks edited and rewritten models with independent tools: `just rewrite FILE.gguf…`
 
-Each file, a form of it aligned to 4096 bytes and a big-endian form are imported into a
-store of their own. PyPI's `gguf` then reads what blobd writes and must find
+Each file, a copy aligned to 4096 bytes and a big-endian copy are each imported into a new
+store. PyPI's `gguf` then reads what blobd writes and must find
 
 - after `edit`: exactly the keys that were changed, and the same bytes for every tensor;
 - after `export --alignment`, `--split-max-size` and `--merge`: the same keys and tensors;
-- after `export --endian`: the bytes that gguf's own converter makes;
-- the hashes of `show --hash` that gguf's own script computes.
+- after `export --endian`: the bytes that gguf's own converter writes;
+- for `show --hash`: the hashes that gguf's own script computes.
 
 `llama-gguf-hash` and `llama-gguf-split` are used if they are found in `$LLAMA_BIN` or in
 `$PATH`. Needs `pip install gguf`. Exits with 1 at the first difference.
@@ -108,7 +108,7 @@ class Case:
         new = keys(after)
         changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
         expected = {"blobd.number", "blobd.list", "tokenizer.chat_template"} | ({removed} - {None})
-        require(changed == expected, f"{self.file}: {changed} changed, {expected} expected")
+        require(changed == expected, f"{self.file}: changed keys: expected {expected}, found {changed}")
         require({entry["key"] for entry in edited["changed"]} == expected, f"{self.file}: report of the edit")
         value = lambda key: after.get_field(key).contents()
         require(value("blobd.number") == -7 and value("blobd.list") == [1, 65535], f"{self.file}: values")

@@ -44,7 +44,7 @@ def u8(begin, end):
 
 
 def cases():
-    """Yields name, header, bytes of data, and perhaps the length and a number of spaces."""
+    """Yields name, header and bytes of data, optionally followed by the length and the number of spaces."""
     yield "no tensors", "{}", 0
     yield "no tensors, but data", "{}", 1
     for spaces in (" ", "\n", "\t", "\r", " \n\t\r ", " " * 600):
@@ -102,7 +102,7 @@ def cases():
         yield f"shape {text[:60]}", f'{{"a":{tensor("U8", text, 0, size)}}}', size
     for text in ("null", "{}", '"1"', "1", "[1e0]", "[-0]", "[01]", "[1,]", "[,1]", "[+1]", "[ 1 ]", "[0x1]"):
         yield f"shape {text}", f'{{"a":{tensor("U8", text, 0, 1)}}}', 1
-    # Places.
+    # Offsets.
     for name, one, other, data in (
         ("two", (0, 4), (4, 8), 8), ("two in reverse", (4, 8), (0, 4), 8), ("a hole", (0, 4), (5, 8), 8),
         ("an overlap", (0, 4), (3, 8), 8), ("the same place", (0, 4), (0, 4), 4), ("not at 0", (1, 4), (4, 8), 8),

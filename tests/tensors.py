@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compares `blobd tensor` with PyPI's `gguf` and numpy: `just tensors [FILE.gguf…]`
 
-Generates a file with a tensor of each type that `gguf` converts, and takes further files.
-For every tensor, checks that `--npy` loads in numpy and equals what `gguf` makes of it bit
-for bit (NaN for NaN), that the statistics agree with numpy's in float64 within 1e-12, that
-the histogram is numpy's, and that `--dump` has the bytes of the file.
+Generates a file with a tensor of each type that `gguf` converts; more files may be given.
+For every tensor, checks that `--npy` loads in numpy and has the values that `gguf` decodes,
+bit for bit (NaN equals NaN), that the statistics agree with numpy's in float64 within 1e-12,
+that the histogram equals numpy's, and that `--dump` has the bytes of the file.
 
 Needs `pip install gguf`. Exits with 1 at the first difference.
 """
@@ -42,7 +42,7 @@ class Store:
 
 
 def write_all_types(path: pathlib.Path) -> None:
-    """Tensors of small random numbers, and of random bytes, whose scales may be anything."""
+    """Writes tensors of small random numbers, and tensors of random bytes, whose scales have any value."""
     random = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, "llama")
     for name in CONVERTED:

@@ -1,4 +1,4 @@
-"""Looks at a folder in every way and prints what is there: the same for a model under `blobd exec` as for a real folder."""
+"""Reads a folder with all file functions of Python. Prints the same for a model under `blobd exec` as for a real folder."""
 
 import glob
 import hashlib

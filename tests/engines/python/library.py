@@ -1,8 +1,8 @@
-"""Runs a model that is a folder in a Python library: `library.py LIBRARY FOLDER`.
+"""Runs a model in a folder with a Python library: `library.py LIBRARY FOLDER`.
 
 LIBRARY is `transformers`, `diffusers`, `mlx` or `safetensors`; the last two read all tensors. Like every engine here, it
 prints `ready PID "TEXT"`, here with a digest of the outputs, then keeps the weights loaded until its standard input ends;
-without the library, or with a folder that is not for it, it prints `cannot REASON`.
+if the library is not installed or does not support the folder, it prints `cannot REASON`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Completes a prompt greedily with llama.cpp's C interface, on a model that is opened through blobd, without a file:
+"""Completes a prompt greedily with llama.cpp's C interface, from the tensors of a model that blobd opens, without a file:
 `llama.py FOLDER MODEL|FILE.gguf PROMPT [TOKENS]`.
 
 FOLDER contains libllama and libggml. `gguf_init_from_buffer` reads the metadata from the contiguous view;
-`llama_model_init_from_user` requests each tensor, whose pointer is set into the view. Tensors that llama.cpp repacks
-are copied by it. Like every engine here, it prints `ready PID "TEXT"`, then keeps the weights loaded until its
+`llama_model_init_from_user` requests each tensor, and gets a pointer into the view. llama.cpp copies the tensors that it
+repacks. Like every engine here, it prints `ready PID "TEXT"`, then keeps the weights loaded until its
 standard input ends.
 """
 
@@ -20,7 +20,7 @@ import blobd
 
 
 class Parameters(ctypes.Structure):
-    """An opaque structure of parameters, passed by value; larger than that of any version."""
+    """An opaque structure of parameters, passed by value; larger than the structure of any version."""
 
     _fields_ = [("words", c_int64 * 64)]
 
@@ -61,13 +61,13 @@ def load(folder: str):
 
 @contextlib.contextmanager
 def image(name: str):
-    """The address and size of a GGUF file in memory: of a model, or, for a path with a `/`, of a plain file."""
+    """The address and size of a GGUF file in memory: a model's, or, if `name` contains a `/`, a plain file's."""
     if "/" not in name:
         with blobd.open(name) as model, model.contiguous() as gguf:
             yield gguf.address, gguf.size
         return
     with open(name, "rb") as file:
-        # Never written to, but ctypes gives the address only of writable memory.
+        # Never written to; ctypes returns addresses of writable memory only.
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     yield ctypes.addressof(ctypes.c_char.from_buffer(content)), len(content)
 
@@ -96,7 +96,7 @@ def main() -> None:
             name_at = get_name(tensor)
             index = find(metadata, ctypes.string_at(name_at))
             if index < 0:
-                os.write(2, b"llama.py: a tensor that the file lacks\n")
+                os.write(2, b"llama.py: the file does not have a tensor that llama.cpp requests\n")
                 os._exit(1)
             source = address + start + offset(metadata, index)
             # `data` is the field before `name`, `buffer` the second one.

@@ -1,7 +1,7 @@
 """Completes a prompt with Ollama: `python3 ollama.py OLLAMA MODELS NAME PROMPT [MODEL.gguf]`.
 
-MODELS is a models directory for Ollama. With a model file, or a pattern of shards, the directory is created with a copy
-of it. Like every engine here, it prints `ready PID "TEXT"`, then keeps the weights loaded until its standard input ends.
+MODELS is a models directory for Ollama. If a model file, or a pattern of shards, is given, a copy of it is added to the
+directory first. Like every engine here, it prints `ready PID "TEXT"`, then keeps the weights loaded until its standard input ends.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def main() -> None:
     address = free_address()
     host = f"http://{address}"
     with tempfile.TemporaryDirectory() as home:
-        places = {"HOME": home, "OLLAMA_MODELS": models, "OLLAMA_HOST": address}
-        environment = {**os.environ, **places, "GIN_MODE": "release", "OLLAMA_NOPRUNE": "1"}
+        settings = {"HOME": home, "OLLAMA_MODELS": models, "OLLAMA_HOST": address}
+        environment = {**os.environ, **settings, "GIN_MODE": "release", "OLLAMA_NOPRUNE": "1"}
         server = subprocess.Popen(
             [ollama, "serve"], env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr
         )
         try:
             wait_for(f"{host}/api/version")
             if file := sys.argv[5:]:
-                recipe = Path(home, "Modelfile")
-                recipe.write_text(f"FROM {file[0]}\n")
-                command = [ollama, "create", name, "-f", str(recipe)]
+                modelfile = Path(home, "Modelfile")
+                modelfile.write_text(f"FROM {file[0]}\n")
+                command = [ollama, "create", name, "-f", str(modelfile)]
                 subprocess.run(command, env=environment, check=True, stdout=sys.stderr)
             text = complete(host, name, prompt)
             print("ready", child_of(server.pid), json.dumps(text), flush=True)

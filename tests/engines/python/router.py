@@ -1,6 +1,6 @@
 """Completes a prompt with llama.cpp's router: `python3 router.py LLAMA-SERVER DIR MODELS NAME PROMPT`.
 
-The router must list just the models MODELS, which are separated by commas, for the directory DIR; NAME is one of them.
+For the directory DIR, the router must list exactly the models MODELS, separated by commas. NAME is the one that it loads.
 Like every engine here, it prints `ready PID "TEXT"`, then keeps the weights loaded until its standard input ends.
 """
 
@@ -22,7 +22,7 @@ def main() -> None:
     address = free_address()
     host, port = f"http://{address}", address.rpartition(":")[2]
     with tempfile.TemporaryDirectory() as home:
-        # It also lists the models in the cache of its user.
+        # It also lists the models in the user's cache.
         environment = {**os.environ, "HOME": home, "LLAMA_CACHE": home, "HF_HUB_CACHE": home}
         command = [program, "--models-dir", folder, "--host", "127.0.0.1", "--port", port, *OPTIONS]
         server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr)

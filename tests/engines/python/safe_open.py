@@ -1,8 +1,8 @@
 """Reads every page of a model of safetensors files: `safe_open.py MODEL numpy|pt`.
 
 MODEL is a reference, or a folder, which the `safetensors` library opens. Like every engine here, it prints
-`ready PID "TEXT"`, then keeps the weights loaded until its standard input ends; without the library it prints
-`cannot REASON`.
+`ready PID "TEXT"`, then keeps the weights loaded until its standard input ends; if the library is not installed, it
+prints `cannot REASON`.
 """
 
 import json
@@ -35,7 +35,7 @@ def total(tensor: object, framework: str) -> int:
 
 def main() -> None:
     model, framework = sys.argv[1:]
-    # PyTorch has no read-only tensors and says so.
+    # PyTorch warns because it has no read-only tensors.
     warnings.filterwarnings("ignore", "The given buffer is not writable")
     try:
         loaded = tensors(model, framework)

@@ -1,4 +1,4 @@
-"""What the engines that are servers have in common."""
+"""Functions for the engines that are HTTP servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def free_address() -> str:
 
 
 def ask(url: str, body: object = None) -> Any:
-    """The JSON response to a request; with a body, it is posted."""
+    """The JSON response to a request: a POST request if there is a body, otherwise GET."""
     data = None if body is None else json.dumps(body).encode()
     request = Request(url, data, {"Content-Type": "application/json"})
     try:

@@ -73,7 +73,7 @@ fn complete(file: &mut (impl Read + Seek), prompt: &str, count: usize) -> Result
     Ok(())
 }
 
-/// The tokens of the file, as needed for a prompt of whole words.
+/// The tokens of the file: enough to tokenise a prompt of whole words.
 struct Vocabulary {
     tokens: Vec<String>,
     begin: Option<u32>,
@@ -105,13 +105,13 @@ impl Vocabulary {
         for word in prompt.split_whitespace() {
             let token = format!("\u{2581}{word}");
             let id = self.tokens.iter().position(|known| *known == token);
-            ids.push(id.ok_or_else(|| format!("{word:?} is no token of the model"))?.try_into()?);
+            ids.push(id.ok_or_else(|| format!("{word:?} is not a token of the model"))?.try_into()?);
         }
         Ok(ids)
     }
 
     fn text_of(&self, id: u32) -> Result<String, Error> {
-        let token = self.tokens.get(usize::try_from(id)?).ok_or("a token that the vocabulary lacks")?;
+        let token = self.tokens.get(usize::try_from(id)?).ok_or_else(|| format!("token {id} is not in the vocabulary"))?;
         Ok(token.replace('\u{2581}', " "))
     }
 }
