@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use crate::gguf::GgmlType;
 pub use crate::recipe::Experts;
-use crate::tensor::{Shape, TensorInfo};
+use crate::tensor::{Shape, TensorFormat, TensorInfo};
 
 pub(crate) mod safetensors;
 
@@ -76,24 +76,35 @@ pub fn separate_expert(name: &str) -> Option<u64> {
     expert.or_else(|| safetensors::expert_number(name)).map(u64::from)
 }
 
+/// The group of a separate expert, as what comes before and after its number in the tensor's name, and the number.
+pub(crate) fn group_and_number(format: TensorFormat, name: &str) -> Option<((&str, &str), u32)> {
+    match format {
+        TensorFormat::Gguf => {
+            projection_and_expert(name).map(|(projection, expert)| ((projection, ""), expert))
+        }
+        TensorFormat::Safetensors => safetensors::place_and_expert(name),
+    }
+}
+
 /// So many experts in a tensor of this size.
 fn stack(count: u64, size_bytes: u64) -> Option<Experts> {
     let stride = size_bytes.checked_div(count).filter(|stride| *stride > 0)?;
     (stride.checked_mul(count) == Some(size_bytes)).then_some(Experts { count, stride })
 }
 
-/// Layer and projection of separate expert tensors.
-type Projection<'a> = (u32, &'a str);
+/// Layer and projection of separate expert tensors: the name before the expert's number.
+type Projection<'a> = &'a str;
 
 /// A tensor that may be a member of a group; all members have the same form.
-struct Member<F> {
-    expert: u32,
-    index: usize,
-    form: F,
-    size: Option<u64>,
+pub(crate) struct Member<F> {
+    pub(crate) expert: u32,
+    pub(crate) index: usize,
+    pub(crate) form: F,
+    pub(crate) size: Option<u64>,
 }
 
-fn pack<F: PartialEq>(mut members: Vec<Member<F>>) -> Option<ExpertGroup> {
+/// The group of all these members, if they can be packed.
+pub(crate) fn pack<F: PartialEq>(mut members: Vec<Member<F>>) -> Option<ExpertGroup> {
     members.sort_unstable_by_key(|member| member.expert);
     let first = members.first()?;
     let stride = first.size.filter(|size| *size > 0 && size.is_multiple_of(ExpertGroup::MEMBER_ALIGNMENT))?;
@@ -108,10 +119,10 @@ fn pack<F: PartialEq>(mut members: Vec<Member<F>>) -> Option<ExpertGroup> {
 
 /// Parses `blk.N.ffn_{gate,up,down}.E.weight`.
 fn projection_and_expert(name: &str) -> Option<(Projection<'_>, u32)> {
-    let (layer, rest) = name.strip_prefix("blk.")?.split_once(".ffn_")?;
-    let (projection, expert) = rest.strip_suffix(".weight")?.split_once('.')?;
-    let is_projection = matches!(projection, "gate" | "up" | "down");
-    Some(((number(layer)?, projection), number(expert)?)).filter(|_| is_projection)
+    let (projection, expert) = name.strip_suffix(".weight")?.rsplit_once('.')?;
+    let (layer, matrix) = projection.strip_prefix("blk.")?.split_once(".ffn_")?;
+    let is_projection = number(layer).is_some() && matches!(matrix, "gate" | "up" | "down");
+    number(expert).filter(|_| is_projection).map(|expert| (projection, expert))
 }
 
 /// How many dimensions a stack of experts with this name has:

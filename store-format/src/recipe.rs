@@ -48,6 +48,8 @@ pub struct Recipe {
     pieces: FilePieces<Piece>,
     tensors: Vec<TensorEntry>,
     kind: RecipeKind,
+    /// Blobs that pieces of other files cover together with those of this one, and their sizes.
+    shared: BTreeMap<Digest, u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,9 +110,9 @@ pub struct Experts {
 }
 
 impl Recipe {
-    /// The version that is written; all earlier ones are read too. The number changes only when an earlier blobd would
-    /// misread a recipe.
-    pub const VERSION: u32 = 6;
+    /// The latest version; all earlier ones are read too. The number changes only when an earlier blobd would misread a
+    /// recipe. Recipes that an earlier blobd can read are written in the version before.
+    pub const VERSION: u32 = 7;
     /// The longest recipe read. A recipe with the most tensors and the longest names is shorter: next to its name and
     /// shape, which are also in the file's header of at most 100 MB, a tensor takes less than 400 bytes.
     pub const MAX_BYTES: u64 = 160 << 20;
@@ -141,10 +143,28 @@ impl Recipe {
         compression: Compression,
         archive: Self,
     ) -> Result<Self, RecipeError> {
-        let Self { file: content, pieces, tensors, kind } = archive;
+        let Self { file: content, pieces, tensors, kind, shared } = archive;
         let RecipeKind::Archive { members } = kind else { return Err(RecipeError::Packed) };
         let kind = RecipeKind::Packed(Packed { compression, content, size, members });
-        Self { file, pieces, tensors, kind }.with_checked_kind()
+        Self { file, pieces, tensors, kind, shared }.with_checked_kind()
+    }
+
+    /// The same recipe of a file that has only parts of these blobs, which have these sizes. Other files of its model have
+    /// the rest.
+    ///
+    /// # Errors
+    /// [`RecipeError::Shared`] when no piece names one of these blobs, or one names bytes beyond its end;
+    /// [`RecipeError::SharedKind`] for a file of another kind than `split`.
+    pub fn sharing(self, shared: BTreeMap<Digest, u64>) -> Result<Self, RecipeError> {
+        if !shared.is_empty() && !matches!(self.kind, RecipeKind::Split { .. }) {
+            return Err(RecipeError::SharedKind);
+        }
+        let known = self.blob_sizes();
+        let wrong = shared.iter().find(|(blob, size)| known.get(blob).is_none_or(|end| end > size));
+        match wrong {
+            Some((blob, size)) => Err(RecipeError::Shared { blob: *blob, size: *size }),
+            None => Ok(Self { shared, ..self }),
+        }
     }
 
     /// The recipe of a file of `size` bytes that is stored whole.
@@ -158,10 +178,10 @@ impl Recipe {
     pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
         let document = Document::parse(json)?;
         let declared = document.declared_bytes();
-        let (file, pieces, tensors, kind) = document.into_parts()?;
+        let (file, pieces, tensors, kind, shared) = document.into_parts()?;
         let recipe = Self::checked(file, pieces, tensors, kind)?;
         declared.check(recipe.pieces.size())?;
-        Ok(recipe)
+        recipe.sharing(shared)
     }
 
     /// The JSON form, as on disk.
@@ -237,9 +257,16 @@ impl Recipe {
         self.blob_sizes().into_keys().collect()
     }
 
-    /// The referenced blobs with the minimum size that each must have, in bytes.
+    /// The referenced blobs with the size that each must have, in bytes.
     pub fn blob_sizes(&self) -> BTreeMap<Digest, u64> {
-        blob_sizes(self.pieces.iter().map(Piece::source))
+        let mut sizes = blob_sizes(self.pieces.iter().map(Piece::source));
+        sizes.extend(&self.shared);
+        sizes
+    }
+
+    /// The blobs of which the file has only a part, and other files of its model the rest, with their sizes.
+    pub const fn shared_blobs(&self) -> &BTreeMap<Digest, u64> {
+        &self.shared
     }
 
     fn checked(
@@ -248,7 +275,8 @@ impl Recipe {
         tensors: Vec<TensorEntry>,
         kind: RecipeKind,
     ) -> Result<Self, RecipeError> {
-        Self { file, pieces: check_pieces(pieces)?, tensors, kind }.with_checked_kind()
+        let (pieces, shared) = (check_pieces(pieces)?, BTreeMap::new());
+        Self { file, pieces, tensors, kind, shared }.with_checked_kind()
     }
 
     /// Checks what the kind requires of the parts.
@@ -292,6 +320,10 @@ pub enum RecipeError {
     UnknownBlob { number: u64, count: usize },
     #[error("recipe: a blob of its list is in no piece")]
     UnusedBlob,
+    #[error("recipe: shared blob {blob} of {size} bytes is in no piece, or a piece ends beyond it")]
+    Shared { blob: Digest, size: u64 },
+    #[error("recipe: only the recipe of a file of kind split has shared blobs")]
+    SharedKind,
     #[error("recipe: wrong size of its pieces: expected {declared} bytes, found {pieces}")]
     Size { pieces: u64, declared: u64 },
     #[error("recipe: piece {index} is empty or ends beyond 2^64")]

@@ -3,11 +3,16 @@
 //! A [`SplitPlan`] is made from a [`FileLayout`](crate::file_layout::FileLayout). Its segments cover the
 //! file exactly once, in order, so the file can be rebuilt bit for bit. [`Splitter`] maps the file's bytes
 //! to their targets; it neither hashes nor writes.
+//!
+//! Shards of a model may have experts of one group in several files: [`ExpertsOfFiles`] finds such groups, whose blob
+//! the files then share.
 
+mod experts_of_files;
 mod plan;
 #[cfg(test)]
 mod tests;
 
+pub use experts_of_files::{ExpertsOfFiles, PlaceInFiles, SharedGroups, SharedPart};
 pub use plan::{BlobContent, BlobPlaces, PlannedBlob, PlannedTensor, Segment, SplitPlan, Target};
 
 /// Maps a file's bytes, in order, to their targets.

@@ -74,7 +74,7 @@ const KINDS: [&str; 18] = [
     "global_scale",
 ];
 
-fn place_and_expert(name: &str) -> Option<(Place<'_>, u32)> {
+pub(super) fn place_and_expert(name: &str) -> Option<(Place<'_>, u32)> {
     // The last one: a prefix may be anything.
     let (prefix, rest) = name.rsplit_once(CONTAINER)?;
     let (expert, tensor) = rest.split_once('.')?;

@@ -1,9 +1,11 @@
 //! The JSON form of a recipe: its fields, the versions that have them, its checksum; and its outline.
 
+use std::collections::BTreeMap;
+
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use super::numbered::{BlobList, KnownBlobs, NumberedPiece, NumberedTensor};
+use super::numbered::{BlobList, KnownBlobs, NumberedPiece, NumberedShared, NumberedTensor};
 use super::{Member, Packed, Piece, Recipe, RecipeError, RecipeKind, TensorEntry, blob_sizes, check_pieces};
 use crate::descriptor::Compression;
 use crate::digest::Digest;
@@ -81,6 +83,8 @@ impl RecipeOutline {
 const KINDS_SINCE: u32 = 5;
 /// The first version that has `blobs`.
 const BLOBS_SINCE: u32 = 6;
+/// The first version that has `shared`, and that only recipes with shared blobs have.
+const SHARED_SINCE: u32 = 7;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -117,6 +121,8 @@ pub(super) struct Document<T, M> {
     blobs: Option<Vec<Digest>>,
     pieces: Vec<NumberedPiece>,
     tensors: T,
+    #[serde(default)]
+    shared: Vec<NumberedShared>,
     members: Option<Vec<M>>,
     check: Digest,
 }
@@ -155,7 +161,8 @@ impl<'de, T: Deserialize<'de>, M: Deserialize<'de>> Document<T, M> {
             && self.unpacked.is_some() == (kind == KindName::Packed)
             && self.whole == (self.version == 4)
             && self.format.is_some() == (names_kind && kind == KindName::Split)
-            && self.blobs.is_some() == (self.version >= BLOBS_SINCE);
+            && self.blobs.is_some() == (self.version >= BLOBS_SINCE)
+            && self.shared.is_empty() == (self.version < SHARED_SINCE);
         if fits { Ok(()) } else { Err(self.wrong_fields(Some(kind))) }
     }
 
@@ -178,13 +185,14 @@ impl DeclaredBytes {
     }
 }
 
-type Parts = (Digest, Vec<Piece>, Vec<TensorEntry>, RecipeKind);
+type Parts = (Digest, Vec<Piece>, Vec<TensorEntry>, RecipeKind, BTreeMap<Digest, u64>);
 
 impl Document<Vec<NumberedTensor>, Member> {
     pub(super) fn into_parts(self) -> Result<Parts, RecipeError> {
         let (kind, is_earlier) = (self.kind()?, self.version < KINDS_SINCE);
         let mut blobs = KnownBlobs::new(self.blobs);
         let (pieces, tensors) = (blobs.pieces(self.pieces)?, blobs.tensors(self.tensors)?);
+        let shared = blobs.shared(self.shared)?;
         let mut members = self.members.unwrap_or_default();
         if is_earlier {
             members.iter_mut().for_each(Member::guess_format);
@@ -199,7 +207,7 @@ impl Document<Vec<NumberedTensor>, Member> {
             (KindName::Archive | KindName::Packed, _) => RecipeKind::Archive { members },
             (KindName::Whole, _) => RecipeKind::Whole,
         };
-        Ok((self.file, pieces, tensors, kind))
+        Ok((self.file, pieces, tensors, kind, shared))
     }
 }
 
@@ -228,6 +236,8 @@ struct NewDocument<'a> {
     blobs: Vec<Digest>,
     pieces: Vec<NumberedPiece>,
     tensors: Vec<NumberedTensor>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shared: Vec<NumberedShared>,
     #[serde(skip_serializing_if = "Option::is_none")]
     members: Option<&'a [Member]>,
 }
@@ -242,8 +252,9 @@ pub(super) fn to_json(recipe: &Recipe) -> Vec<u8> {
     let mut blobs = BlobList::default();
     let pieces = recipe.pieces.iter().map(|piece| blobs.piece(piece)).collect();
     let tensors = recipe.tensors.iter().map(|tensor| blobs.tensor(tensor)).collect();
+    let shared = blobs.shared(&recipe.shared);
     let document = NewDocument {
-        version: Recipe::VERSION,
+        version: if shared.is_empty() { SHARED_SINCE - 1 } else { SHARED_SINCE },
         kind,
         format: recipe.format(),
         file: recipe.file,
@@ -252,6 +263,7 @@ pub(super) fn to_json(recipe: &Recipe) -> Vec<u8> {
         blobs: blobs.into_digests(),
         pieces,
         tensors,
+        shared,
         members,
     };
     // Strings, integers and arrays always serialise.

@@ -3,7 +3,7 @@
 //! Two thirds of a recipe without that list were digests: a piece and a tensor named each blob, and a packed expert
 //! group of 128 experts had its digest 256 times.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use serde::de::{Unexpected, Visitor};
@@ -85,6 +85,14 @@ pub(super) struct NumberedTensor {
     experts: Option<Experts>,
 }
 
+/// A blob of which the file has only a part.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NumberedShared {
+    blob: u64,
+    size: u64,
+}
+
 /// The blobs of a recipe that is read.
 pub(super) enum KnownBlobs {
     /// The list, and which of its blobs a piece has used.
@@ -113,6 +121,12 @@ impl KnownBlobs {
     /// The tensors with the digests of their blobs.
     pub(super) fn tensors(&self, tensors: Vec<NumberedTensor>) -> Result<Vec<TensorEntry>, RecipeError> {
         tensors.into_iter().map(|tensor| self.tensor(tensor)).collect()
+    }
+
+    /// The digests and sizes of blobs that other files have parts of too.
+    pub(super) fn shared(&self, shared: Vec<NumberedShared>) -> Result<BTreeMap<Digest, u64>, RecipeError> {
+        let digest = |NumberedShared { blob, size }| Ok((self.digest(BlobId::Number(blob))?, size));
+        shared.into_iter().map(digest).collect()
     }
 
     fn piece(&mut self, piece: NumberedPiece) -> Result<Piece, RecipeError> {
@@ -195,6 +209,13 @@ impl BlobList {
         let TensorEntry { name, type_name, shape, digest, offset, size, experts } = tensor.clone();
         let blob = self.numbers.get(&digest).copied();
         NumberedTensor { name, type_name, shape, blob, digest: None, offset, size, experts }
+    }
+
+    /// Blobs that pieces have used, in their order.
+    pub(super) fn shared(&self, shared: &BTreeMap<Digest, u64>) -> Vec<NumberedShared> {
+        let number =
+            |(blob, digest): (u64, &Digest)| Some(NumberedShared { blob, size: *shared.get(digest)? });
+        (0..).zip(&self.digests).filter_map(number).collect()
     }
 
     fn number(&mut self, blob: Digest) -> u64 {

@@ -1,7 +1,9 @@
 //! The plan: which bytes of the file belong to which blob.
 
+use std::collections::BTreeMap;
 use std::ops::Deref;
 
+use super::experts_of_files::SharedPart;
 use crate::digest::Digest;
 use crate::expert::ExpertGroup;
 use crate::file_layout::{ArchiveFile, ArchiveMember, FileContent, FileLayout, RangeContent, TensorRange};
@@ -37,6 +39,11 @@ pub enum BlobContent {
     Tensor,
     /// The bytes of all tensors of an expert group, in expert order.
     ExpertGroup,
+    /// The same, of a group whose tensors are in several files.
+    SharedGroup {
+        /// Its number in [`SharedGroups`](super::SharedGroups).
+        number: usize,
+    },
     /// Bytes that belong to no tensor, too many for a literal.
     Filler,
 }
@@ -81,10 +88,20 @@ impl SplitPlan {
         Self::for_part(layout, 0)
     }
 
+    /// The plan for a file that has parts of blobs which other files have parts of too.
+    pub fn sharing(layout: FileLayout, parts: &[SharedPart]) -> Self {
+        Self::build(layout, parts, 0)
+    }
+
     /// The plan for a part of a file, such as a file in an archive, after parts with this many bytes of literals. The
     /// plans of all parts, one after the other, are the plan of the whole file.
     pub fn for_part(layout: FileLayout, literal_bytes_before: u64) -> Self {
-        let mut builder = Builder { literals_size: literal_bytes_before, ..Builder::new(&layout) };
+        Self::build(layout, &[], literal_bytes_before)
+    }
+
+    fn build(layout: FileLayout, parts: &[SharedPart], literals_size: u64) -> Self {
+        let shared = parts.iter().map(|part| (part.tensor, part)).collect();
+        let mut builder = Builder { literals_size, shared, ..Builder::new(&layout) };
         for range in layout.ranges() {
             match range.content {
                 RangeContent::Header => builder.push_header(range.size),
@@ -203,13 +220,22 @@ impl SplitPlan {
         }
         let tensors = self.tensors.iter().map(|tensor| tensor.entry(digest_of(blobs, tensor.blob))).collect();
         match &self.content {
-            Some(FileContent::Tensors(format)) => Recipe::new(file, *format, pieces, tensors),
+            Some(FileContent::Tensors(format)) => {
+                Recipe::new(file, *format, pieces, tensors)?.sharing(self.shared_blobs(blobs))
+            }
             Some(FileContent::Archive(files)) => {
                 let members = files.iter().zip(members).map(|(file, digest)| member(file, *digest)).collect();
                 Recipe::for_archive(file, pieces, tensors, members)
             }
             None => Recipe::for_whole_file(file, self.file_size),
         }
+    }
+
+    /// The digests of the blobs that other files have parts of too, with their sizes.
+    fn shared_blobs(&self, digests: &[Digest]) -> BTreeMap<Digest, u64> {
+        let blobs = self.blobs.iter().zip(digests);
+        let shared = blobs.filter(|(blob, _)| blob.shared_group().is_some());
+        shared.map(|(blob, digest)| (*digest, blob.size)).collect()
     }
 
     /// The bytes of all literals.
@@ -226,6 +252,16 @@ impl SplitPlan {
     /// The index of the segment that contains this offset; past the last one if it is not in the file.
     pub(super) fn segment_index(&self, offset_in_file: u64) -> usize {
         self.segments.partition_point(|segment| segment.end() <= offset_in_file)
+    }
+}
+
+impl PlannedBlob {
+    /// The number of its group, if other files have tensors of that too.
+    pub const fn shared_group(&self) -> Option<usize> {
+        match self.content {
+            BlobContent::SharedGroup { number } => Some(number),
+            _ => None,
+        }
     }
 }
 
@@ -310,6 +346,10 @@ struct Builder<'l> {
     group_blobs: Vec<Option<usize>>,
     /// For each tensor, its group and expert number.
     memberships: Vec<Option<(usize, usize)>>,
+    /// The tensors of groups that other files have tensors of too.
+    shared: BTreeMap<usize, &'l SharedPart>,
+    /// The blob of each of these groups, once a member has been added.
+    shared_blobs: BTreeMap<usize, usize>,
     /// For each tensor, its blob and offset.
     homes: Vec<Option<(usize, u64)>>,
 }
@@ -335,6 +375,8 @@ impl<'l> Builder<'l> {
             groups,
             homes: vec![None; memberships.len()],
             memberships,
+            shared: BTreeMap::new(),
+            shared_blobs: BTreeMap::new(),
         }
     }
 
@@ -344,9 +386,11 @@ impl<'l> Builder<'l> {
     }
 
     fn push_tensor(&mut self, tensor: usize, size: u64) {
-        let (blob, offset_in_blob) = match self.memberships.get(tensor).copied().flatten() {
-            Some((group, expert)) => self.place_of_member(group, expert),
-            None => (self.add_blob(size, BlobContent::Tensor), 0),
+        let membership = self.memberships.get(tensor).copied().flatten();
+        let (blob, offset_in_blob) = match (self.shared.get(&tensor).copied(), membership) {
+            (Some(part), _) => (self.shared_blob(part), part.offset_in_blob),
+            (None, Some((group, expert))) => self.place_of_member(group, expert),
+            (None, None) => (self.add_blob(size, BlobContent::Tensor), 0),
         };
         if let Some(home) = self.homes.get_mut(tensor) {
             *home = Some((blob, offset_in_blob));
@@ -375,6 +419,16 @@ impl<'l> Builder<'l> {
             *group_blob = Some(blob);
         }
         (blob, stride.saturating_mul(expert as u64))
+    }
+
+    fn shared_blob(&mut self, part: &SharedPart) -> usize {
+        let SharedPart { group: number, blob_size, .. } = *part;
+        if let Some(known) = self.shared_blobs.get(&number) {
+            return *known;
+        }
+        let blob = self.add_blob(blob_size, BlobContent::SharedGroup { number });
+        self.shared_blobs.insert(number, blob);
+        blob
     }
 
     fn add_blob(&mut self, size: u64, content: BlobContent) -> usize {

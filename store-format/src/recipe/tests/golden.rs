@@ -20,6 +20,8 @@ const VERSION_6: [&str; 4] = [
     include_str!("../golden/6-whole.json"),
 ];
 
+const VERSION_7: &str = include_str!("../golden/7-split.json");
+
 fn digest(text: &str) -> Digest {
     text.parse().unwrap()
 }
@@ -122,6 +124,20 @@ fn every_version_reads_as_the_same_recipe_and_the_current_one_is_written() {
     }
 }
 
+/// Written only for files that an earlier blobd would misread.
+#[test]
+fn version_7_is_a_split_file_that_has_only_parts_of_some_blobs() {
+    let recipe = Recipe::parse(VERSION_7.as_bytes()).unwrap();
+    let (experts, header) = (Digest::of(b"experts"), Digest::of(b"header"));
+    assert_eq!((recipe.header(), recipe.size()), (Some((header, 64)), 224));
+    assert_eq!(*recipe.shared_blobs(), BTreeMap::from([(experts, 256)]));
+    assert_eq!(recipe.pieces().last(), Some(&Piece::Blob { blob: experts, offset: 64, length: 128 }));
+    assert_eq!(recipe.blob_sizes().get(&experts), Some(&256));
+    assert_eq!(String::from_utf8(recipe.to_json()).unwrap(), VERSION_7);
+    let outline = RecipeOutline::parse(VERSION_7.as_bytes()).unwrap();
+    assert!(outline.digests().iter().copied().eq(recipe.digests()));
+}
+
 /// Each version had the fields of its kind alone.
 #[test]
 fn earlier_version_with_the_fields_of_another_is_refused() {
@@ -144,6 +160,8 @@ fn earlier_version_with_the_fields_of_another_is_refused() {
         (VERSION_5[0], "\"version\":5", "\"version\":6"),
         (VERSION_5[0], "\"pieces\"", "\"blobs\":[],\"pieces\""),
         (VERSION_6[0], "\"version\":6", "\"version\":5"),
+        (VERSION_6[0], "\"version\":6", "\"version\":7"),
+        (VERSION_7, "\"version\":7", "\"version\":6"),
     ] {
         let changed = json.replacen(from, to, 1);
         assert_ne!(changed, json, "{from}");
