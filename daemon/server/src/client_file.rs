@@ -24,7 +24,9 @@ use std::time::{Duration, Instant};
 
 use blobd_client::protocol::MAX_WANTED_FILES;
 use blobd_store::{CHUNK_BYTES, CHUNKS_IN_USE};
+use blobd_store_format::file_type::ShardName;
 use bytes::Bytes;
+use rustix::process::{Resource, getrlimit};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -50,6 +52,11 @@ const THIS_PROGRAM: &str = "/proc/self/exe";
 /// Additional time for the start of the process on a loaded machine.
 const PROCESS_START_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// The most files that stay open: a model of the most shards, and files that come before them.
+const MAX_KEPT: usize = ShardName::MAX_COUNT + 128;
+/// Descriptors that the process has beside those, while it receives further ones.
+const OTHER_DESCRIPTORS: u64 = 16 + MAX_WANTED_FILES as u64;
+
 /// How often a wait checks whether the client has disconnected.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -64,7 +71,9 @@ pub(crate) struct ClientFile {
     /// The numbers of the files whose descriptors the process has.
     received: Range<usize>,
     /// Among these.
-    selected: u8,
+    selected: u16,
+    /// How many of the first files stay open when further ones are received.
+    kept: usize,
     /// How the further files of a list are requested.
     list: Option<FileList>,
     cancelled: Arc<AtomicBool>,
@@ -106,6 +115,7 @@ impl ClientFile {
             lent,
             received,
             selected: 0,
+            kept: 0,
             list: None,
             cancelled,
             _process: process,
@@ -124,12 +134,13 @@ impl ClientFile {
     }
 
     fn receive_range(&mut self, files: Range<usize>, is_last: bool) -> io::Result<Result<(), Refusal>> {
+        let keeps = files.start < self.kept;
         let first = u32::try_from(files.start).map_err(io::Error::other)?;
         let count = u8::try_from(files.len()).map_err(io::Error::other)?;
-        self.send(Request::Receive { first, count, is_last })?;
+        self.send(Request::Receive { first, count, is_last, keeps })?;
         match self.note(Some(Instant::now() + CLIENT_TIMEOUT + PROCESS_START_TIMEOUT))? {
             Note::Received => {
-                self.received = files;
+                self.received = if keeps { self.received.start..files.end } else { files };
                 Ok(Ok(()))
             }
             Note::Refused(refusal) => Ok(Err(refusal)),
@@ -217,8 +228,16 @@ impl ImportSource for ClientFile {
             self.receive_next()?;
         }
         let place = number.checked_sub(self.received.start).filter(|_| number < self.received.end);
-        self.selected = u8::try_from(place.ok_or(io::ErrorKind::InvalidInput)?).map_err(io::Error::other)?;
+        self.selected = u16::try_from(place.ok_or(io::ErrorKind::InvalidInput)?).map_err(io::Error::other)?;
         Ok(())
+    }
+
+    fn keep(&mut self, count: usize) -> bool {
+        // The process has the limit of this one.
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let fits = count <= MAX_KEPT && (count as u64).saturating_add(OTHER_DESCRIPTORS) <= limit;
+        self.kept = if fits { count } else { 0 };
+        fits
     }
 
     fn inspect(&mut self) -> io::Result<FileFacts> {

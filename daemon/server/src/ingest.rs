@@ -9,11 +9,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blobd_model::facts::ModelFacts;
-use blobd_store::{Assembler, CHUNK_BYTES, Ingest, RangeSource, StoreError};
+use blobd_store::{Assembler, CHUNK_BYTES, Ingest, RangeSource, SharedBlobs, StoreError};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_format::{FileOrigin, FormatError, HeaderReader, ModelHeader, Progress};
 use blobd_store_format::recipe::RecipeError;
-use blobd_store_format::split::{BlobPlaces, SplitPlan, Target};
+use blobd_store_format::split::{BlobPlaces, PlannedBlob, SharedPart, SplitPlan, Target};
 use bytes::Bytes;
 
 /// A file to be ingested. Ranges are requested ahead, at most [`blobd_store::CHUNKS_IN_USE`] of at most
@@ -85,7 +85,7 @@ pub fn ingest_file(
     size: u64,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<IngestedFile, IngestError> {
-    begin_file(source, (size, Accepted::KnownFormats), progress)?.ingest(ingest)
+    begin_file(source, (size, Accepted::KnownFormats), progress)?.ingest(ingest, &mut SharedBlobs::default())
 }
 
 /// Which files are taken.
@@ -129,7 +129,20 @@ impl BegunFile<'_> {
         self.header.as_deref()
     }
 
-    pub(crate) fn ingest(self, ingest: &mut Ingest) -> Result<IngestedFile, IngestError> {
+    /// Plans the file again, of which tensors are parts of blobs that other files have parts of too.
+    pub(crate) fn sharing(self, parts: &[SharedPart]) -> Result<Self, IngestError> {
+        let Some(header) = self.header.as_ref().filter(|_| !parts.is_empty()) else { return Ok(self) };
+        let plan = SplitPlan::sharing(header.file_layout(self.content.size)?, parts);
+        Ok(Self { plan, ..self })
+    }
+
+    /// Adds the file. `shared` is what it shares with the files before and after it; if that is anything, `shared` gets
+    /// the file's recipe.
+    pub(crate) fn ingest(
+        self,
+        ingest: &mut Ingest,
+        shared: &mut SharedBlobs,
+    ) -> Result<IngestedFile, IngestError> {
         let Self { mut content, header, plan } = self;
         let size = content.size;
         if plan.is_whole() && size <= SMALL_BYTES {
@@ -139,12 +152,18 @@ impl BegunFile<'_> {
         let stored = admit(ingest, &plan, &mut content)?;
         let reused_bytes = stored.keys().filter_map(|blob| plan.blobs().get(*blob)).map(|blob| blob.size);
         ingest.note_reused(reused_bytes.fold(0, u64::saturating_add));
-        let assembler = Assembler::new(ingest.staging(), plan);
+        let is_shared = plan.blobs().iter().any(|blob| blob.shared_group().is_some());
+        let assembler = Assembler::new(ingest.staging(), plan).continuing(shared);
         stored.into_iter().for_each(|(blob, digest)| assembler.take_stored(blob, digest));
         let file = assembler.store_in_order(&mut content, &mut |blob| ingest.add_blob(blob).map(drop));
         let file = file.map_err(|error| difference(ingest, error))?;
         let digest = file.digest;
-        assembler.recipe(file, &[])?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
+        match is_shared {
+            true => assembler.leave_shared(file, shared),
+            false => {
+                assembler.recipe(file, &[])?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
+            }
+        }
         Ok(IngestedFile { digest, size, facts, small: None })
     }
 }
@@ -174,7 +193,8 @@ fn admit(
     plan: &SplitPlan,
     content: &mut Content<'_>,
 ) -> Result<BTreeMap<usize, Digest>, IngestError> {
-    let sizes = plan.blobs().iter().map(|blob| blob.size);
+    let blobs = own_blobs(plan);
+    let sizes = blobs.clone().map(|(_, blob)| blob.size);
     ingest.expect_record(recipe_bytes(plan));
     if ingest.admit_now(sizes.clone())? {
         announce(ingest, plan, sizes);
@@ -183,10 +203,15 @@ fn admit(
     // Before the file is read to be compared.
     ingest.reserve_certainly_new(sizes.clone())?;
     let stored = find_stored(ingest, plan, content)?;
-    let new = sizes.enumerate().filter(|(blob, _)| !stored.contains_key(blob)).map(|(_, size)| size);
+    let new = blobs.filter(|(blob, _)| !stored.contains_key(blob)).map(|(_, blob)| blob.size);
     announce(ingest, plan, new.clone());
     ingest.admit_all(new)?;
     Ok(stored)
+}
+
+/// The planned blobs without those that other files have parts of too, for which space is reserved before all files.
+fn own_blobs(plan: &SplitPlan) -> impl Iterator<Item = (usize, &PlannedBlob)> + Clone {
+    plan.blobs().iter().enumerate().filter(|(_, blob)| blob.shared_group().is_none())
 }
 
 /// Hashes those planned blobs whose length a stored blob has, and leases those that are stored. Reads nothing of a file
@@ -198,7 +223,7 @@ fn find_stored(
 ) -> Result<BTreeMap<usize, Digest>, IngestError> {
     let store = ingest.store();
     let mut possible = Vec::new();
-    for (blob, planned) in plan.blobs().iter().enumerate() {
+    for (blob, planned) in own_blobs(plan) {
         if store.content().may_have_blob_of(planned.size)? {
             possible.push((blob, planned.size));
         }
@@ -263,10 +288,17 @@ fn difference(ingest: &Ingest, error: IngestError) -> IngestError {
     }
 }
 
-/// Replaces the announced size of the whole file by the sizes of the blobs that may have to be stored and an estimate
-/// of the recipe's.
+/// Replaces the announced size of the whole file, without its parts of shared blobs, by the sizes of the blobs that may
+/// have to be stored and an estimate of the recipe's.
 pub(crate) fn announce(ingest: &Ingest, plan: &SplitPlan, blobs: impl Iterator<Item = u64>) {
-    ingest.staging().expect_instead(plan.file_size(), blobs.chain([recipe_bytes(plan)]));
+    let is_shared = |target: Target| match target {
+        Target::Blob { blob, .. } => plan.blobs().get(blob).is_some_and(|blob| blob.shared_group().is_some()),
+        Target::Literal { .. } => false,
+    };
+    let shared = plan.segments().iter().filter(|segment| is_shared(segment.target));
+    let shared_bytes = shared.fold(0, |sum: u64, segment| sum.saturating_add(segment.length));
+    let own_bytes = plan.file_size().saturating_sub(shared_bytes);
+    ingest.staging().expect_instead(own_bytes, blobs.chain([recipe_bytes(plan)]));
 }
 
 pub(crate) fn recipe_bytes(plan: &SplitPlan) -> u64 {

@@ -31,6 +31,7 @@ mod hash;
 mod partial;
 mod pipeline;
 mod second_copy;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -38,8 +39,10 @@ pub use hash::BlobSink;
 pub use partial::PartialFile;
 pub use pipeline::{CHUNKS_IN_USE, RangeSource};
 pub use second_copy::{Difference, Differences};
+pub use shared::SharedBlobs;
 
 use direct_writer::DirectWriter;
+use hash::BlobHash;
 use partial::PartialDirectory;
 use second_copy::FirstCopy;
 
@@ -71,6 +74,8 @@ struct State {
     files: BTreeMap<usize, PathBuf>,
     /// The space reserved for files in `staging/`.
     reservations: BTreeMap<usize, Reservation>,
+    /// What is hashed of shared blobs: before this file is hashed, and after it.
+    hashes: BTreeMap<usize, BlobHash>,
 }
 
 /// The digests of an assembled file.
@@ -78,10 +83,26 @@ struct State {
 pub struct HashedFile {
     /// The SHA-256 of the whole file.
     pub digest: Digest,
-    /// The digests of the planned blobs, in order.
-    pub blobs: Vec<Digest>,
+    /// The digests of the planned blobs, in order; `None` for one that lacks parts of other files.
+    blobs: Vec<Option<Digest>>,
     /// The bytes that belong to no blob.
     literals: Vec<Vec<u8>>,
+}
+
+impl HashedFile {
+    /// The digests of the planned blobs that are complete, in order.
+    pub fn blobs(&self) -> Vec<Digest> {
+        self.blobs.iter().copied().flatten().collect()
+    }
+
+    fn digest_of(&self, blob: usize) -> Option<Digest> {
+        self.blobs.get(blob).copied().flatten()
+    }
+
+    fn recipe(self, plan: &SplitPlan, members: &[Digest]) -> Result<Recipe, RecipeError> {
+        let blobs = self.blobs();
+        plan.archive_recipe(self.digest, &blobs, self.literals, members)
+    }
 }
 
 /// Where bytes of the file are that have arrived, and their offset there.
@@ -286,11 +307,7 @@ impl Assembler {
     /// The recipe of a file that was split; `None` for a single blob. `members` are the digests of the files in an
     /// archive.
     pub fn recipe(&self, file: HashedFile, members: &[Digest]) -> Result<Option<Recipe>, RecipeError> {
-        let HashedFile { digest, blobs, literals } = file;
-        if self.plan.is_whole() {
-            return Ok(None);
-        }
-        self.plan.archive_recipe(digest, &blobs, literals, members).map(Some)
+        if self.plan.is_whole() { Ok(None) } else { file.recipe(&self.plan, members).map(Some) }
     }
 
     /// The blob in a file that is completely written and hashed.

@@ -81,7 +81,7 @@ pub mod testing;
 
 pub use assembler::{
     Assembler, BlobSink, BlobWriter, CHUNKS_IN_USE, Difference, Differences, HashedFile, PartialFile,
-    RangeSource,
+    RangeSource, SharedBlobs,
 };
 pub use bounded_read::{CHUNK_BYTES, fill, read_uninterrupted};
 pub use content::downloads::{BytesFrom, DownloadAbout, DownloadSummary, PartialDownload};

@@ -16,19 +16,21 @@ pub(super) const RECORD_BYTES: usize = 192;
 /// A request of the daemon. Each gets one note as its response, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// The next files that the client sends, instead of those before: `count` from number `first` on.
+    /// The next files that the client sends: `count` from number `first` on.
     Receive {
         first: u32,
         count: u8,
+        /// Whether those before stay open. Otherwise they are closed, and the new ones are numbered from 0.
+        keeps: bool,
         /// Whether no more files follow, so that the process closes the connection.
         is_last: bool,
     },
     Inspect {
-        file: u8,
+        file: u16,
     },
     /// The bytes of a file from `offset` on, in a slot of the shared memory.
     Read {
-        file: u8,
+        file: u16,
         slot: usize,
         offset: u64,
         length: usize,
@@ -122,9 +124,9 @@ mod tests {
         for note in [Note::Received, refused, Note::Facts(longest), read, Note::Failed(i32::MIN)] {
             assert_eq!(decode(&encode(&note).unwrap()), Some(note));
         }
-        let read = Request::Read { file: u8::MAX, slot: usize::MAX, offset: u64::MAX, length: usize::MAX };
-        let receive = Request::Receive { first: u32::MAX, count: u8::MAX, is_last: false };
-        for request in [Request::Inspect { file: u8::MAX }, receive, read] {
+        let read = Request::Read { file: u16::MAX, slot: usize::MAX, offset: u64::MAX, length: usize::MAX };
+        let receive = Request::Receive { first: u32::MAX, count: u8::MAX, is_last: false, keeps: false };
+        for request in [Request::Inspect { file: u16::MAX }, receive, read] {
             assert_eq!(decode(&encode(&request).unwrap()), Some(request));
         }
         assert_eq!(decode::<Note>(&[b'x'; RECORD_BYTES]), None);

@@ -41,14 +41,17 @@ fn serve(connection: OwnedFd, memory: &File, mut notes: &UnixStream) -> io::Resu
         // Those before the received ones are closed after the note, because that may block like any use of them.
         let mut closed = Vec::new();
         let note = match request {
-            Request::Receive { first, count, is_last } => {
+            Request::Receive { first, count, is_last, keeps } => {
                 let open = connection.as_ref().ok_or(ErrorKind::NotConnected)?;
                 let received = receive(open, notes, first, count);
                 notes.set_read_timeout(None)?;
                 // An open duplicate would hide from the client that the daemon has closed the connection.
                 connection = connection.filter(|_| !is_last);
                 received.map_or_else(Note::Refused, |received| {
-                    closed = std::mem::replace(&mut files, received);
+                    match keeps {
+                        true => files.extend(received),
+                        false => closed = std::mem::replace(&mut files, received),
+                    }
                     Note::Received
                 })
             }
@@ -70,7 +73,7 @@ fn noted(result: io::Result<Note>) -> Note {
     result.unwrap_or_else(|error| Note::Failed(errno(&error)))
 }
 
-fn numbered(files: &[File], number: u8) -> io::Result<&File> {
+fn numbered(files: &[File], number: u16) -> io::Result<&File> {
     files.get(usize::from(number)).ok_or_else(|| ErrorKind::InvalidInput.into())
 }
 

@@ -20,6 +20,7 @@ use crate::policy::Terms;
 use crate::requester::Requester;
 
 mod files;
+mod shards;
 mod source;
 
 use files::{Files, StoredFiles};

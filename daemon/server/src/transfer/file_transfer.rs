@@ -166,8 +166,9 @@ impl Transfer<'_> {
         let members = self.members()?;
         let Hashed { file, staged } = hashed;
         let (assembler, digest) = (self.shared.assembler(), file.digest);
-        assembler.note_digests(&file.blobs)?;
-        self.quarantine_damaged(ingest, &file.blobs)?;
+        let blobs = file.blobs();
+        assembler.note_digests(&blobs)?;
+        self.quarantine_damaged(ingest, &blobs)?;
         for blob in staged {
             ingest.add_blob(blob)?;
         }

@@ -7,9 +7,9 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::split::{BlobContent, Part, Target};
 
 use super::{Assembler, HashedFile};
-use crate::StoreError;
 use crate::bounded_read::read_exact;
 use crate::seal::StagedBlob;
+use crate::{StoreError, lock};
 
 /// Receives each blob when it is completely hashed.
 pub type BlobSink<'s> = dyn FnMut(StagedBlob) -> Result<(), StoreError> + Send + 's;
@@ -19,7 +19,8 @@ pub(super) struct FileHasher<'a> {
     assembler: &'a Assembler,
     file: Sha256,
     position: u64,
-    /// Blobs that are partly hashed: one, or as many as there are expert groups with interleaved members.
+    /// Blobs that are partly hashed: one, or as many as there are expert groups with interleaved members, here or in the
+    /// files before.
     open: BTreeMap<usize, BlobHash>,
     digests: Vec<Option<Digest>>,
     literals: Vec<Vec<u8>>,
@@ -27,8 +28,8 @@ pub(super) struct FileHasher<'a> {
 
 /// The digest of a blob in progress. The members of an expert group may be in the file in any order, so bytes that come
 /// too early are read back later from the blob's file.
-#[derive(Default)]
-struct BlobHash {
+#[derive(Debug, Default)]
+pub(super) struct BlobHash {
     hash: Sha256,
     hashed: u64,
     /// Offsets and lengths of bytes that came too early.
@@ -44,7 +45,7 @@ impl<'a> FileHasher<'a> {
             assembler,
             file: Sha256::new(),
             position: 0,
-            open: BTreeMap::new(),
+            open: std::mem::take(&mut lock(&assembler.state).hashes),
             digests: (0..plan.blobs().len()).map(|blob| stored.get(&blob).copied()).collect(),
             literals: vec![Vec::new(); plan.literal_count()],
         }
@@ -125,9 +126,9 @@ impl<'a> FileHasher<'a> {
         if is_whole && self.digests.first() == Some(&None) {
             self.complete(0, digest, sink)?;
         }
-        // The plan's segments fill every blob, so each has a digest now.
-        let blobs = self.digests.into_iter().flatten().collect();
-        Ok(HashedFile { digest, blobs, literals: self.literals })
+        // The plan's segments fill every blob, so each has a digest now, except those that other files have parts of.
+        lock(&self.assembler.state).hashes = self.open;
+        Ok(HashedFile { digest, blobs: self.digests, literals: self.literals })
     }
 }
 

@@ -69,7 +69,7 @@ fn members_of_an_expert_group_may_be_in_any_order() {
         let assembler = Assembler::new(ingest.staging(), plan);
         let mut add = |blob| ingest.add_blob(blob).map(drop);
         let hashed = assembler.store_in_order(&mut Slice::new(&file), &mut add).unwrap();
-        assert_eq!((hashed.digest, hashed.blobs[1]), (Digest::of(&file), Digest::of(&blob)), "{order:?}");
+        assert_eq!((hashed.digest, hashed.blobs()[1]), (Digest::of(&file), Digest::of(&blob)), "{order:?}");
     }
 }
 
@@ -121,7 +121,7 @@ fn empty_blob_is_stored() {
     let mut add = |blob| ingest.add_blob(blob).map(drop);
     let hashed = assembler.store_in_order(&mut Slice::new(&[]), &mut add).unwrap();
     ingest.commit_blobs().unwrap();
-    assert_eq!(hashed.blobs, [Digest::of(b"")]);
+    assert_eq!(hashed.blobs(), [Digest::of(b"")]);
     assert_eq!(store.content.blob_size(Digest::of(b"")).unwrap(), Some(0));
 }
 

@@ -1,6 +1,6 @@
 //! The file of a model whose metadata is edited.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use blobd_model::edit::EditedHeader;
@@ -119,6 +119,8 @@ pub(super) struct EditedFile {
     source: Descriptor,
     pieces: Vec<Piece>,
     tensors: Vec<TensorEntry>,
+    /// Of these blobs, other shards have parts too.
+    shared: BTreeMap<Digest, u64>,
     size: u64,
 }
 
@@ -141,7 +143,8 @@ impl EditedFile {
         let pieces = std::iter::once(first).chain(recipe.pieces().iter().skip(1).cloned()).collect();
         let size = source.size.saturating_sub(weights.header_bytes).saturating_add(length);
         let (media_type, tensors) = (source.media_type.clone(), recipe.tensors().to_vec());
-        Ok(Self { header, media_type, source, pieces, tensors, size })
+        let shared = recipe.shared_blobs().clone();
+        Ok(Self { header, media_type, source, pieces, tensors, shared, size })
     }
 
     pub(super) fn unchanged(&self) -> Option<Digest> {
@@ -149,7 +152,7 @@ impl EditedFile {
     }
 
     pub(super) fn is_stored_as(&self, recipe: &Recipe) -> bool {
-        recipe.pieces().iter().eq(&self.pieces)
+        recipe.pieces().iter().eq(&self.pieces) && *recipe.shared_blobs() == self.shared
     }
 
     /// The bytes of blobs that the store may not have.
@@ -163,7 +166,8 @@ impl EditedFile {
             return Ok(self.source);
         }
         ingest.add_bytes(&self.header)?;
-        ingest.add_recipe(Recipe::new(digest, TensorFormat::Gguf, self.pieces, self.tensors)?);
+        let recipe = Recipe::new(digest, TensorFormat::Gguf, self.pieces, self.tensors)?;
+        ingest.add_recipe(recipe.sharing(self.shared)?);
         Ok(Descriptor { media_type: self.media_type, digest, size: self.size })
     }
 }

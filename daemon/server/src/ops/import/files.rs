@@ -8,10 +8,12 @@ use std::collections::BTreeSet;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FileFormat, ModelHeader};
+use blobd_store_format::file_type::ShardName;
 use blobd_store_format::layout;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::model_file::{check_paths, layer_type};
 
+use super::shards::{ShardReader, Shards};
 use super::source::{FileFacts, ImportSource, inspect, refuse_changed};
 use crate::ingest::{Accepted, BegunFile, IngestError, IngestedFile, begin_file};
 use crate::ops::OpError;
@@ -140,6 +142,12 @@ impl Files {
     ) -> Result<StoredFiles, OpError> {
         let (mut terms, mut added) = (TermsBuilder::default(), Vec::with_capacity(self.files.len()));
         let (mut read, mut tensor_count, total) = (0_u64, 0_u64, self.size());
+        let mut shards = self.read_shards(source, &check)?;
+        let admitted = shards.admit(ingest, source);
+        admitted.map_err(|error| match self.files.iter().find(|file| file.may_be_shard()) {
+            Some(first) => first.refused(error),
+            None => OpError::Ingest { name: String::new(), source: error },
+        })?;
         for (number, file) in self.files.iter().enumerate() {
             select(source, number, &file.name)?;
             let before = file.inspected(source)?;
@@ -155,7 +163,8 @@ impl Files {
             }
             let is_last = number.saturating_add(1) == self.files.len() && !is_license;
             check(&file.name, if is_last { terms.clone().finish() } else { terms.so_far() })?;
-            let ingested = begun.ingest(ingest).map_err(|error| file.refused(error))?;
+            let begun = shards.sharing(number, before, begun).map_err(|error| file.refused(error))?;
+            let ingested = begun.ingest(ingest, shards.blobs()).map_err(|error| file.refused(error))?;
             file.check_digest(ingested.digest)?;
             refuse_changed(source, &file.name, before)?;
             if is_license {
@@ -167,10 +176,41 @@ impl Files {
             }
             added.push(file.added(media_type, ingested));
         }
+        shards.into_recipes()?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
         let terms = terms.finish();
         // With the text of a license that was read last.
         self.files.last().map_or(Ok(()), |last| check(&last.name, terms.clone()))?;
         Ok(StoredFiles { files: added, terms, tensor_count })
+    }
+
+    /// Reads the headers of the model's shards, to find the experts that are in several of them.
+    fn read_shards(
+        &self,
+        source: &mut dyn ImportSource,
+        check: impl Fn(&str, Terms) -> Result<(), OpError>,
+    ) -> Result<Shards, OpError> {
+        let (mut reader, mut terms) = (ShardReader::default(), TermsBuilder::default());
+        let is_candidate = |file: &File| self.is_list && file.may_be_shard();
+        let count = self.files.iter().filter(|file| is_candidate(file)).count();
+        let last = self.files.iter().rposition(is_candidate).unwrap_or_default();
+        if count < 2 || !source.keep(last.saturating_add(1)) {
+            return Ok(reader.finish());
+        }
+        for (number, file) in self.files.iter().enumerate().take(last.saturating_add(1)) {
+            select(source, number, &file.name)?;
+            if is_candidate(file) {
+                let facts = file.inspected(source)?;
+                let mut report = |_, _| ();
+                let begun = begin_file(source, (file.size, self.accepted(file)), &mut report);
+                let begun = begun.map_err(|error| file.refused(error))?;
+                begun.header().into_iter().for_each(|header| terms.add_header(header));
+                // Before anything is evicted for the model.
+                check(&file.name, terms.so_far())?;
+                let added = reader.add((number, &file.name), facts, &begun);
+                added.map_err(|error| file.refused(error))?;
+            }
+        }
+        Ok(reader.finish())
     }
 
     /// Files of a list are split only if their format is known. A file whose name says that it has such a format must have
@@ -239,6 +279,17 @@ impl File {
         match self.expected.filter(|expected| *expected != found) {
             Some(expected) => Err(self.refused(IngestError::WrongDigest { expected, found })),
             None => Ok(()),
+        }
+    }
+
+    /// Whether it may be one of several files of weights. GGUF files say so themselves, whatever their names.
+    fn may_be_shard(&self) -> bool {
+        match &self.described {
+            Some(described) => described.media_type.holds_tensors(),
+            None => {
+                let is_gguf = FileFormat::GGUF.stem_of(&self.name).is_some();
+                self.component.is_none() && (is_gguf || ShardName::from_path(&self.name).is_some())
+            }
         }
     }
 

@@ -18,6 +18,12 @@ pub trait ImportSource: FileSource {
     fn select(&mut self, number: usize) -> io::Result<()> {
         if number == 0 { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
     }
+
+    /// Has the first `count` files stay available, so that each can be selected again. False if they are too many; then
+    /// files can only be selected in order.
+    fn keep(&mut self, count: usize) -> bool {
+        count <= 1
+    }
 }
 
 /// A file's metadata.

@@ -32,13 +32,13 @@ pub(super) fn places(recipe: &Recipe, blob: Digest) -> Vec<Place> {
     };
     let mut found: Vec<Place> = recipe.pieces().with_offsets().filter_map(place).collect();
     found.sort_by_key(|place| (place.offset_in_blob, place.length));
-    covering(&found)
+    let end = found.iter().map(|place| place.offset_in_blob.saturating_add(place.length)).max();
+    covering(&found, recipe.shared_blobs().get(&blob).copied().or(end).unwrap_or_default())
 }
 
-/// Joins adjacent ranges and drops repeated ones: a file may contain a tensor twice.
-fn covering(places: &[Place]) -> Vec<Place> {
-    let end_in_blob = |place: &Place| place.offset_in_blob.saturating_add(place.length);
-    let size = places.iter().map(end_in_blob).max().unwrap_or_default();
+/// Joins adjacent ranges and drops repeated ones: a file may contain a tensor twice. Empty if they are not a whole blob
+/// of `size` bytes.
+fn covering(places: &[Place], size: u64) -> Vec<Place> {
     let mut covering: Vec<Place> = Vec::new();
     let mut covered = 0;
     for place in places {

@@ -5,7 +5,7 @@ use blobd_store::scrub::{DiskReader, Ended, Step};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_format::{MAX_HEADER_BYTES, read_header};
 use blobd_store_format::recipe::{Piece, Recipe};
-use blobd_store_format::split::{SplitPlan, Target};
+use blobd_store_format::split::{SharedPart, SplitPlan, Target};
 
 use crate::ops::describe::HeaderTurn;
 
@@ -49,7 +49,7 @@ fn compare(header: &[u8], recipe: &Recipe) -> Result<(), String> {
     };
     let layout =
         header.file_layout(recipe.size()).map_err(|error| format!("its header is invalid: {error}"))?;
-    let plan = SplitPlan::new(layout);
+    let plan = SplitPlan::sharing(layout, &shared_parts(recipe));
     let Some((blobs, literals)) = parts(&plan, recipe) else {
         let (found, expected) = (recipe.pieces().len(), plan.segments().len());
         return Err(format!("its {found} pieces do not match the {expected} of its header"));
@@ -59,6 +59,21 @@ fn compare(header: &[u8], recipe: &Recipe) -> Result<(), String> {
         Ok(_) => Err("its pieces or its table of tensors do not match its header".to_owned()),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// The tensors of which the recipe says that other files have the rest of their blobs.
+fn shared_parts(recipe: &Recipe) -> Vec<SharedPart> {
+    let mut parts = Vec::new();
+    for (group, (blob, size)) in recipe.shared_blobs().iter().enumerate() {
+        let own = recipe.tensors().iter().enumerate().filter(|(_, tensor)| tensor.digest == *blob);
+        parts.extend(own.map(|(tensor, entry)| SharedPart {
+            tensor,
+            group,
+            blob_size: *size,
+            offset_in_blob: entry.offset,
+        }));
+    }
+    parts
 }
 
 /// Finds the recipe's digest for each blob and content for each literal of the plan; `None` if they differ in number or
