@@ -106,3 +106,6 @@ impl HashedFile {
         self
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,14 +23,14 @@ fn expert_group(order: [usize; 4]) -> (Vec<u8>, SplitPlan) {
 }
 
 /// Passes on the bytes of a file. `fails_at`: the range that cannot be received.
-struct Slice<'f> {
+pub(super) struct Slice<'f> {
     file: &'f [u8],
     requested: VecDeque<Range<u64>>,
     fails_at: Option<usize>,
 }
 
 impl<'f> Slice<'f> {
-    fn new(file: &'f [u8]) -> Self {
+    pub(super) fn new(file: &'f [u8]) -> Self {
         Self { file, requested: VecDeque::new(), fails_at: None }
     }
 }
