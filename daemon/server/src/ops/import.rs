@@ -61,8 +61,8 @@ fn import_files(
     let published =
         params.manifest.as_ref().map(|text| Manifest::parse(text.clone().into_bytes())).transpose()?;
     let files = Files::from_params(params, published.as_ref(), source)?;
-    // Before any file is read. A model with files of the same sizes may be the same one.
-    change.check(&target, |present| has_files_of(present, &files))?;
+    // Before any file is read.
+    change.check(&target, |present| may_be(present, published.as_ref(), &files))?;
     let mut ingest = change.begin(change.lease())?;
     ingest.staging().expect(files.size());
     ingest.refuse_hopeless(files.distinct_sizes())?;
@@ -97,7 +97,12 @@ fn import_files(
     Ok(files.described(&manifest, imported))
 }
 
-fn has_files_of(present: &Manifest, files: &Files) -> bool {
+/// Whether a model may be the one that is imported. That is certain only if that has a manifest already; otherwise the sizes
+/// of the files are compared.
+fn may_be(present: &Manifest, published: Option<&Manifest>, files: &Files) -> bool {
+    if let Some(published) = published {
+        return present.digest() == published.digest();
+    }
     let sizes: BTreeSet<u64> = present.layers().iter().map(|layer| layer.size).collect();
     files.sizes().all(|size| sizes.contains(&size))
 }

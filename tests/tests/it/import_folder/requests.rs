@@ -14,8 +14,10 @@ use blobd_client::protocol::request::{ImportParams, Sidecar, SidecarComponent};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::folders::ModelFolder;
 use blobd_tests::model::ModelFile;
+use blobd_tests::oracle::sha256;
 use blobd_tests::store_dir::{check_blobs, check_empty};
 use blobd_tests::wait::eventually;
+use serde_json::json;
 
 use super::{import_listed, listing, opened};
 use crate::protocol_violations::upgrade;
@@ -76,6 +78,38 @@ fn model_of_many_files_needs_few_descriptors_and_is_exported_bit_for_bit() {
     check_blobs(daemon.root());
     let again = import_listed(&daemon.client(), &folder, &params).unwrap();
     assert!(again.unchanged && again.new_bytes == 0 && again.digest == imported.digest, "{again:?}");
+}
+
+/// As after a kill: the command was started before the daemon had stored what the killed one had asked for.
+#[test]
+fn model_with_a_manifest_that_got_its_name_meanwhile_is_stored_already() {
+    let daemon = TestDaemon::start();
+    let (weights, config) = (ModelFile::dense(1).bytes(), br#"{"model_format":"gguf"}"#);
+    let descriptor = |kind: &str, bytes: &[u8]| {
+        let digest = format!("sha256:{}", sha256(bytes));
+        json!({ "mediaType": format!("application/vnd.{kind}"), "digest": digest, "size": bytes.len() })
+    };
+    let manifest = |text: &str| {
+        let config = descriptor("docker.container.image.v1+json", config);
+        let layers = [descriptor("ollama.image.model", &weights)];
+        json!({ "schemaVersion": 2, "config": config, "layers": layers, "annotations": { "text": text } })
+    };
+    let mut files = ModelFolder::default();
+    files.add("model", weights.clone());
+    files.add("config", config.to_vec());
+    let folder = files.write_to(daemon.scratch().join("source"));
+    let params = |text: &str| ImportParams {
+        name: Some("one".parse().unwrap()),
+        manifest: Some(manifest(text).to_string()),
+        program: Some("ollama".to_owned()),
+        ..listing("one", [("config", config.len() as u64), ("model", weights.len() as u64)])
+    };
+    let first = import_listed(&daemon.client(), &folder, &params("")).unwrap();
+    assert!(!first.unchanged);
+    let again = import_listed(&daemon.client(), &folder, &params("")).unwrap();
+    assert!(again.unchanged && again.digest == first.digest && again.name == first.name, "{again:?}");
+    let error = refused(&daemon, &folder, &params("another manifest of these files"));
+    assert_eq!(error.code, ErrorCode::Busy, "{error:?}");
 }
 
 #[test]
