@@ -32,6 +32,10 @@ pub enum Layout {
     Hub,
     /// `PUBLISHER/REPOSITORY/FILE`.
     LmStudio,
+    /// llama.cpp's own downloads, with a projector that models share.
+    LlamaCpp,
+    /// A folder of GGUF files in several shards.
+    Shards,
 }
 
 /// A model in such a folder.
@@ -63,7 +67,15 @@ impl Victim {
 
 impl Layout {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Gguf, Self::Safetensors, Self::Ollama, Self::Hub, Self::LmStudio];
+    pub const ALL: [Self; 7] = [
+        Self::Gguf,
+        Self::Safetensors,
+        Self::Ollama,
+        Self::Hub,
+        Self::LmStudio,
+        Self::LlamaCpp,
+        Self::Shards,
+    ];
 
     /// As in the name of a part of the crash tests.
     #[must_use]
@@ -74,6 +86,8 @@ impl Layout {
             Self::Ollama => "ollama",
             Self::Hub => "hub",
             Self::LmStudio => "lmstudio",
+            Self::LlamaCpp => "llama.cpp",
+            Self::Shards => "shards",
         }
     }
 
@@ -97,6 +111,8 @@ impl Layout {
                 store.gguf("ann/tiny/");
                 store.transformers("ben/mlx", "lmstudio/ben/mlx:latest", 3);
             }
+            Self::LlamaCpp => store.llama_cpp(),
+            Self::Shards => store.shards(),
         }
         store.models
     }
@@ -108,7 +124,9 @@ impl Layout {
             folder.join(key).exists().then(|| vec![format!("--from-{program}={}", folder.display())])
         };
         let arguments = match self {
-            Self::Gguf => fs::read_dir(folder).ok()?.next().map(|_| vec![folder.display().to_string()]),
+            Self::Gguf | Self::Shards => {
+                fs::read_dir(folder).ok()?.next().map(|_| vec![folder.display().to_string()])
+            }
             Self::Safetensors => {
                 let folders = ["st1", "st2"].map(|name| folder.join(name));
                 let left = folders.iter().filter(|path| path.exists()).map(|path| path.display().to_string());
@@ -122,6 +140,7 @@ impl Layout {
                     .any(|entry| entry.file_name().to_str().unwrap().starts_with("models--"))
             }),
             Self::LmStudio => from("lmstudio", "").filter(|_| has_files(folder)),
+            Self::LlamaCpp => from("llama.cpp", "").filter(|_| has_files(folder)),
         };
         Some(["import", "--move"].map(str::to_owned).into_iter().chain(arguments?).collect())
     }
@@ -161,6 +180,40 @@ impl Written<'_> {
             let path = self.put(&format!("{place}tiny-{tag}.gguf"), &bytes);
             let prefix = if place.is_empty() { "tiny" } else { "lmstudio/ann/tiny" };
             self.model(&format!("{prefix}:{tag}"), [(path, sha256(&bytes))]);
+        }
+    }
+
+    /// Two models of three shards each that share all tensors but one.
+    fn shards(&mut self) {
+        let first = ModelFile::dense(1);
+        let second = first.clone().with_changed("output.weight");
+        for (tag, model) in [("Q8_0", first), ("Q4_K_M", second)] {
+            let shards = (1..).zip(model.shards(3)).map(|(number, shard)| {
+                let bytes = shard.bytes();
+                (self.put(&format!("wide-{tag}-{number:05}-of-00003.gguf"), &bytes), sha256(&bytes))
+            });
+            let shards: Vec<_> = shards.collect();
+            self.model(&format!("wide:{tag}"), shards);
+        }
+    }
+
+    fn llama_cpp(&mut self) {
+        let first = ModelFile::dense(1);
+        let second = first.clone().with_changed("output.weight");
+        let projector = ModelFile::dense(2).bytes();
+        for (tag, model) in [("Q8_0", first), ("Q4_K_M", second)] {
+            let (file, bytes) = (format!("tiny-{tag}.gguf"), model.bytes());
+            let files = [
+                (self.put(&format!("ann_tiny_{file}"), &bytes), sha256(&bytes)),
+                (self.put("ann_tiny_mmproj-F16.gguf", &projector), sha256(&projector)),
+            ];
+            self.put(&format!("ann_tiny_{file}.etag"), b"etag");
+            let manifest = json!({ "ggufFile": { "rfilename": file }, "mmprojFile": { "rfilename": "mmproj-F16.gguf" } });
+            let manifest = manifest.to_string();
+            let path = self.put(&format!("manifest=ann=tiny={tag}.json"), manifest.as_bytes());
+            let digests = files.iter().map(|(_, digest)| digest.clone()).collect();
+            let paths = files.into_iter().chain([(path, sha256(manifest.as_bytes()))]).collect();
+            self.models.push(MovedModel { name: format!("hf.co/ann/tiny:{tag}"), paths, files: digests });
         }
     }
 
@@ -257,13 +310,19 @@ impl MovedModel {
     }
 
     /// Whether the store has the model, whole.
-    fn is_stored(&self, daemon: &TestDaemon) -> bool {
+    ///
+    /// # Errors
+    /// Why not.
+    fn check_stored(&self, daemon: &TestDaemon) -> Result<(), String> {
         let reference: Reference = self.name.parse().unwrap();
-        let Ok(manifest) = daemon.client().manifest(&reference) else { return false };
+        let manifest = daemon.client().manifest(&reference).map_err(|error| error.to_string())?;
         let stored: BTreeSet<String> =
             manifest.files().map(|file| file.digest.to_hex().to_string()).collect();
-        let is_whole = || daemon.command().run(["verify", self.name.as_str()]).code == 0;
-        self.files.is_subset(&stored) && is_whole()
+        if !self.files.is_subset(&stored) {
+            return Err(format!("the stored model has the files {stored:?}: expected {:?}", self.files));
+        }
+        let run = daemon.command().run(["verify", self.name.as_str()]);
+        if run.code == 0 { Ok(()) } else { Err(format!("verify exits with {}: {}", run.code, run.stderr)) }
     }
 }
 
@@ -318,9 +377,13 @@ impl KilledMoves {
             self.daemon.restart();
         }
         for model in &models {
-            if !model.is_at_source() && !model.is_stored(&self.daemon) {
-                return Err(format!("{}: neither whole at its source nor stored", model.name));
+            if model.is_at_source() {
+                continue;
             }
+            let stored = model.check_stored(&self.daemon);
+            stored.map_err(|reason| {
+                format!("{}: neither whole at its source nor stored: {reason}", model.name)
+            })?;
         }
         self.finish(&models)?;
         self.clear(&models)
@@ -328,23 +391,15 @@ impl KilledMoves {
 
     /// Runs the command without a kill: then everything is in the store, and nothing is left.
     fn finish(&self, models: &[MovedModel]) -> Result<(), String> {
-        // The daemon can still commit what a killed command has asked for, under a name that was free a moment ago.
-        const ATTEMPTS: usize = 3;
-        let mut attempt = 1;
-        while let Some(arguments) = self.layout.import(&self.folder) {
+        if let Some(arguments) = self.layout.import(&self.folder) {
             let run = self.daemon.command().run(arguments);
-            if run.code == 0 {
-                break;
-            }
-            if attempt == ATTEMPTS {
+            if run.code != 0 {
                 return Err(format!("the import fails with {}: {}", run.code, run.stderr));
             }
-            attempt += 1;
         }
         for model in models {
-            if !model.is_stored(&self.daemon) {
-                return Err(format!("{}: not stored in the end", model.name));
-            }
+            let stored = model.check_stored(&self.daemon);
+            stored.map_err(|reason| format!("{}: not stored in the end: {reason}", model.name))?;
             if !model.is_gone() {
                 return Err(format!("{}: not deleted in the end", model.name));
             }

@@ -27,6 +27,7 @@ mod states;
 mod sweep;
 mod workload;
 
+use blobd_tests::moves::Layout;
 use durability::Durability;
 use file_system::Kind;
 use report::Report;
@@ -50,6 +51,10 @@ pub(crate) struct Setup {
     cycles: usize,
     /// Kills of moves per layout.
     kills: usize,
+    /// The layouts whose moves are killed; all if there are none.
+    layouts: Vec<Layout>,
+    /// The swept operations; all if there are none.
+    operations: Vec<String>,
 }
 
 impl Setup {
@@ -57,6 +62,10 @@ impl Setup {
     fn combinations(&self) -> impl Iterator<Item = (Kind, Durability)> {
         let durabilities = |kind| self.durabilities.iter().map(move |durability| (kind, *durability));
         self.file_systems.iter().flat_map(move |kind| durabilities(*kind))
+    }
+
+    fn layouts(&self) -> impl Iterator<Item = Layout> {
+        Layout::ALL.into_iter().filter(|layout| self.layouts.is_empty() || self.layouts.contains(layout))
     }
 }
 
@@ -74,7 +83,7 @@ const PARTS: [Part; 4] = [
 ];
 
 const USAGE: &str = "states, shutdown, sweep, moves, --durability auto|fsync|syncfs, --file-system ext4|xfs|btrfs, \
-                     --seed N, --states N, --cycles N or --kills N";
+                     --seed N, --states N, --cycles N, --kills N, --layout LAYOUT or --operation NAME";
 
 fn main() -> ExitCode {
     let mut report = Report::default();
@@ -119,6 +128,8 @@ impl Setup {
             states: 300,
             cycles: 50,
             kills: 200,
+            layouts: Vec::new(),
+            operations: Vec::new(),
         };
         // `--seed=7` and `--seed 7` are the same.
         let mut words =
@@ -136,6 +147,11 @@ impl Setup {
                 "--states" => setup.states = number()?,
                 "--cycles" => setup.cycles = number()?,
                 "--kills" => setup.kills = number()?,
+                "--layout" => {
+                    let known = Layout::ALL.into_iter().find(|layout| layout.name() == value);
+                    setup.layouts.push(known.ok_or_else(unknown)?);
+                }
+                "--operation" => setup.operations.push(value),
                 "--durability" => {
                     let known = Durability::ALL.into_iter().find(|durability| durability.name() == value);
                     setup.durabilities.push(known.ok_or_else(unknown)?);

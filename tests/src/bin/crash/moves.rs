@@ -16,7 +16,7 @@ use crate::{Outcome, Setup};
 /// # Errors
 /// When a test cannot be run. A violation is not an error; it is reported.
 pub(crate) fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
-    for layout in Layout::ALL {
+    for layout in setup.layouts() {
         for (number, durability) in setup.durabilities.iter().enumerate() {
             let kills = setup.kills.div_ceil(setup.durabilities.len());
             let kills = kills.min(setup.kills.saturating_sub(number * kills));

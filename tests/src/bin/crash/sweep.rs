@@ -139,7 +139,11 @@ pub(crate) fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
     }
     for (number, durability) in setup.durabilities.iter().enumerate() {
         let fixture = Fixture::build(*durability)?;
-        for operation in OPERATIONS.iter().filter(|operation| number == 0 || operation.brings_blobs) {
+        let is_wanted = |operation: &&Operation| {
+            setup.operations.is_empty() || setup.operations.iter().any(|name| name == operation.name)
+        };
+        let operations = OPERATIONS.iter().filter(|operation| number == 0 || operation.brings_blobs);
+        for operation in operations.filter(is_wanted) {
             sweep(&fixture, operation, &format!("sweep of {}, {durability}", operation.name), report)?;
         }
     }

@@ -12,7 +12,7 @@ use blobd_store_format::gguf::GgmlType;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::moves::{KilledMoves, Layout, MovedModel, Victim};
-use blobd_tests::store_dir::{allocated_bytes, check_blobs};
+use blobd_tests::store_dir::{check_blobs, du};
 use serde_json::json;
 
 fn written(daemon: &TestDaemon, layout: Layout) -> (PathBuf, Vec<MovedModel>) {
@@ -57,6 +57,16 @@ fn killed_move_out_of_the_hub_cache_loses_nothing() {
 #[test]
 fn killed_move_out_of_lm_studio_loses_nothing() {
     kill_moves(Layout::LmStudio);
+}
+
+#[test]
+fn killed_move_out_of_llama_cpp_loses_nothing() {
+    kill_moves(Layout::LlamaCpp);
+}
+
+#[test]
+fn killed_move_of_shards_loses_nothing() {
+    kill_moves(Layout::Shards);
 }
 
 #[test]
@@ -206,14 +216,14 @@ fn source_and_store_never_need_more_than_the_sources_and_the_largest_file() {
         model.add_noise(seed, "t", GgmlType::F32, &[1 << 20]);
         let _path = model.write_to(&source, &format!("m{seed}-F32.gguf"));
     }
-    let (sources, before) = (allocated_bytes(&source), allocated_bytes(daemon.root()));
+    let (sources, before) = (du(&source), du(daemon.root()));
     let is_done = AtomicBool::new(false);
     let most = thread::scope(|scope| {
         let sampled = scope.spawn(|| {
             let mut most = 0;
             while !is_done.load(Ordering::SeqCst) {
-                let store = allocated_bytes(daemon.root());
-                most = most.max(store + allocated_bytes(&source));
+                let store = du(daemon.root());
+                most = most.max(store + du(&source));
             }
             most
         });
