@@ -14,6 +14,7 @@ use blobd_store_format::model_folder::Selection;
 use clap::Args;
 
 use self::beside::{LocalSidecar, ModelFile, sidecar_note};
+use self::earlier::{Earlier, Files};
 use self::from_program::From;
 use self::moving::{Finished, Interrupted, Moves};
 use self::plan::{ListedModel, PathModel, Planned, plan};
@@ -28,6 +29,7 @@ use crate::progress::{Bars, Progress};
 use crate::{Client, ErrorBody, Global, Reference, export, file_error, internal, usage};
 
 mod beside;
+mod earlier;
 mod from_program;
 mod gguf_folder;
 mod moving;
@@ -60,7 +62,8 @@ pub(super) struct Params {
     /// The model's name; derived from the name of the file or folder, and made distinct, if omitted
     #[arg(long, value_name = "REF", value_parser = parse_new_name)]
     name: Option<Reference>,
-    /// Replace another model that has the name, even a pinned one; that model goes to the trash
+    /// Replace another model that has the name, even a pinned one; that model goes to the trash. Read files again that were
+    /// imported already
     #[arg(long)]
     force: bool,
     /// Store the projector and the draft that are in the file's folder and belong to it in the same model;
@@ -156,15 +159,20 @@ fn import_all(
     (models, moves): (&[PathModel], &Moves),
 ) -> Result<(), ErrorBody> {
     let connected = connect_or_create(global)?;
-    let sizes = models.iter().map(|(path, planned)| size(path, planned.as_ref()));
+    // What is deleted must have been read.
+    let (mut earlier, stored) =
+        Earlier::new(&connected.client, params, models, params.moves || params.force)?;
+    let to_read = models.iter().enumerate().filter(|(number, _)| !stored.contains_key(number));
+    let sizes = to_read.map(|(_, (path, planned))| size(path, planned.as_ref()));
     let (count, total) = (models.len(), sizes.fold(0, u64::saturating_add));
     let label = match models {
         [(path, _)] => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
         _ => format!("{count} models"),
     };
     let bars = Progress::new(global.hides_progress()).bars(&label, total, count);
-    let import = |number: usize| match models.get(number) {
-        Some((path, Ok(planned))) => {
+    let import = |number: usize| match (stored.get(&number), models.get(number)) {
+        (Some(stored), _) => Ok(stored.clone()),
+        (None, Some((path, Ok(planned)))) => {
             let _admitted = moves.admit(size(path, Ok(planned)));
             let mut imported = import(&bars, params, &connected.client, (path, planned))?;
             if params.moves && imported.reused_bytes > 0 {
@@ -174,18 +182,22 @@ fn import_all(
             imported.effects.notes.extend(notes);
             Ok(imported)
         }
-        Some((_, Err(error))) => Err(error.clone()),
-        None => Err(internal("import: no such model")),
+        (None, Some((_, Err(error)))) => Err(error.clone()),
+        (None, None) => Err(internal("import: no such model")),
     };
     let mut batch = Batch::new(global, count);
     let reported = run_in_order(&jobs(params, models), import, |number, imported| {
-        let Some((path, _)) = models.get(number) else { return Ok(()) };
+        let Some((path, planned)) = models.get(number) else { return Ok(()) };
+        if let (Ok(planned), Ok(imported), false) = (planned, &imported, stored.contains_key(&number)) {
+            earlier.add(number, &Files::new(params, path, planned), imported);
+        }
         bars.suspend(|| match batch.add(&path.display(), imported) {
             Some(imported) if !global.hides_reports() => print_text(&report::summary(imported)),
             _ => Ok(()),
         })
     });
     bars.clear();
+    earlier.save();
     reported?;
     if count > 1 && !batch.done().is_empty() && !global.hides_reports() {
         print_text(&report::sums(batch.done()))?;
@@ -236,10 +248,12 @@ fn import(
     client: &Client,
     (path, planned): (&Path, &Planned),
 ) -> Result<Imported, ErrorBody> {
-    match planned {
+    let mut imported = match planned {
         Planned::File { sidecars } => import_file(bars, params, client, (path, sidecars)),
         Planned::List(model) => import_list(bars, params, client, model),
-    }
+    }?;
+    imported.effects.notes.extend(notes(params, planned));
+    Ok(imported)
 }
 
 fn import_file(
@@ -266,11 +280,16 @@ fn import_file(
     let bar = bars.item(&shown, 0);
     let imported = client.import_files(&request, &files, |completed, total| bar.set(completed, total));
     let of_file = |error| located(error, None, [(shown.as_ref(), path)]);
-    let mut imported = imported.map_err(client_error).map_err(of_file)?;
-    if !params.with_sidecars {
-        imported.effects.notes.extend(sidecar_note(sidecars));
+    imported.map_err(client_error).map_err(of_file)
+}
+
+/// What the user should know about a model besides what the daemon says.
+fn notes(params: &Params, planned: &Planned) -> Vec<String> {
+    match planned {
+        Planned::File { sidecars } if !params.with_sidecars => sidecar_note(sidecars).into_iter().collect(),
+        Planned::File { .. } => Vec::new(),
+        Planned::List(model) => model.notes(),
     }
-    Ok(imported)
 }
 
 fn import_list(
@@ -295,9 +314,7 @@ fn import_list(
     let open = |number| model.open(number).map(Into::into);
     let bar = bars.item(&model.file_name(), model.size());
     let imported = client.import_listed(&request, open, |completed, total| bar.set(completed, total));
-    let mut imported = imported.map_err(client_error).map_err(|error| model.located(error))?;
-    imported.effects.notes.extend(model.notes());
-    Ok(imported)
+    imported.map_err(client_error).map_err(|error| model.located(error))
 }
 
 /// The name of a file or folder with its innermost folders, which distinguish its model from those of files with the same

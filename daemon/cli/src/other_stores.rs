@@ -30,7 +30,7 @@ mod removal;
 
 pub(super) use found::{FoundFile, FoundModel};
 pub(super) use plan::{FoundModels, ModelState, Plan, PlannedModel, StoredModels, table};
-pub(super) use record::{Record, state_folder};
+pub(super) use record::{ModelKey, ReadModel, Record, state_folder};
 pub(super) use removal::{Removal, tidy_files};
 
 /// How stores are read.

@@ -1,5 +1,6 @@
 //! Imports of the models of programs that keep them in folders, or as registries serve them.
 
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -8,10 +9,12 @@ use std::time::Duration;
 use blobd_tests::command::{Blobd, Run, run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::folders::safetensors;
+use blobd_tests::http;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
-use blobd_tests::store_dir::check_blobs;
+use blobd_tests::store_dir::{check_blobs, flip_byte};
 use blobd_tests::temp_dirs::tmpfs_directory;
+use blobd_tests::wait::eventually;
 use serde_json::{Value as Json, json};
 
 /// A folder in which programs keep their models.
@@ -382,6 +385,89 @@ fn second_import_reads_no_file_again_until_one_changes() {
     blobd.line("rm lmstudio/ann/m:Q8_0").succeeds();
     fs::write(&record, &written).unwrap();
     assert_eq!(states(&home.listed(&blobd, &[&from])), [("lmstudio/ann/m:Q8_0", "new")]);
+}
+
+/// Waits until the daemon has counted this many imports: a model that is not read again is none.
+fn expect_imports(daemon: &TestDaemon, expected: u64) {
+    let imports = || -> u64 {
+        let metrics = http::get(&daemon.socket(), "/v1/metrics").body;
+        let parts = ["blobd_requests_total{", "verb=\"import\"", "result=\"ok\""];
+        let line = metrics.lines().find(|line| parts.iter().all(|part| line.contains(part)));
+        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    };
+    eventually("the imports are counted", || imports() >= expected);
+    assert_eq!(imports(), expected);
+}
+
+#[test]
+fn second_import_of_files_and_folders_answers_the_same_without_reading_them() {
+    let daemon = TestDaemon::start();
+    let (blobd, home) = (daemon.command(), Home::new(daemon.scratch()));
+    for (path, seed) in [("m-Q8_0", 1), ("v-Q8_0", 2), ("mmproj-F16", 3)] {
+        home.add_model(&format!("folder/{path}.gguf"), seed);
+    }
+    let file = home.add_model("alone/n-Q8_0.gguf", 4);
+    home.add_model("alone/mmproj-F16.gguf", 3);
+    home.add("st/config.json", "{}");
+    let weights = home.add("st/model.safetensors", safetensors(&[(1, "a")]));
+    settled();
+    let folder = home.0.join("folder");
+    let [file, folder, st] =
+        [file.as_path(), &folder, weights.parent().unwrap()].map(|path| path.to_str().unwrap());
+    let mut expected = 0;
+    for words in [
+        vec![folder],
+        vec![file],
+        vec![file, "--with-sidecars", "--name", "seeing"],
+        vec![st],
+        vec![st, "--exclude", "config.json", "--name", "bare"],
+    ] {
+        let imported = |more: &[&str]| {
+            let words: Vec<&str> = words.iter().chain(more).copied().collect();
+            let mut done = home.import(&blobd, &words).succeeds().json()["imported"].clone();
+            // The daemon counts the configuration that it has made too.
+            done.as_array_mut().unwrap().iter_mut().for_each(|model| model["reused_bytes"] = json!(0));
+            done
+        };
+        imported(&[]);
+        let again = imported(&[]);
+        assert_eq!(again, imported(&["--force"]), "{words:?}");
+        expected += 2 * again.as_array().unwrap().len() as u64;
+        expect_imports(&daemon, expected);
+    }
+}
+
+#[test]
+fn import_reads_files_again_that_have_changed_or_whose_model_is_damaged_or_gone() {
+    let daemon = TestDaemon::start();
+    let (blobd, home) = (daemon.command(), Home::new(daemon.scratch()));
+    let path = home.add_model("m-Q8_0.gguf", 1);
+    settled();
+    let imports = Cell::new(0);
+    let reads = |expected: u64| {
+        let done = home.import(&blobd, &[path.to_str().unwrap()]).succeeds().json()["imported"][0].clone();
+        imports.set(imports.get() + expected);
+        expect_imports(&daemon, imports.get());
+        done["name"].as_str().unwrap().to_owned()
+    };
+    assert_eq!((reads(1), reads(0)), ("m:Q8_0".to_owned(), "m:Q8_0".to_owned()));
+    blobd.line("rename m:Q8_0 other").succeeds();
+    assert_eq!((reads(1), reads(0)), ("m:Q8_0".to_owned(), "m:Q8_0".to_owned()));
+    blobd.line("rm other").succeeds();
+    let blobs = fs::read_dir(daemon.root().join("blobs")).unwrap().map(|entry| entry.unwrap().path());
+    flip_byte(&blobs.max_by_key(|path| path.metadata().unwrap().len()).unwrap(), 9);
+    blobd.line("verify m:Q8_0").exits_with(5);
+    reads(1);
+    blobd.line("verify m:Q8_0").succeeds();
+    reads(0);
+    // The same size and the same time of modification.
+    let modified = path.metadata().unwrap().modified().unwrap();
+    let changed = ModelFile::dense(1).with_changed("output.weight").bytes();
+    fs::write(&path, &changed).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+    let name = reads(1);
+    assert!(export(&blobd, &name) == changed);
+    check_blobs(daemon.root());
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::batch::{Batch, located};
 use crate::connect::{client_error, connect_or_create};
 use crate::local_folder::Links;
 use crate::other_stores::{
-    self, FoundFile, FoundModels, FoundStore, ModelState, Plan, PlannedModel, Record, ScanOptions,
+    self, FoundFile, FoundModels, FoundStore, ModelKey, ModelState, Plan, PlannedModel, Record, ScanOptions,
     StoredModels, table,
 };
 use crate::output::{counted, print_json, print_text};
@@ -190,7 +190,7 @@ fn execute(
     record: &mut Record,
 ) -> Result<(), ErrorBody> {
     // What is deleted must have been read: that a model is stored already is what its program or the record says.
-    let wanted: Vec<&PlannedModel> = match request.moves {
+    let wanted: Vec<&PlannedModel> = match request.moves || request.force {
         true => plan.models().iter().collect(),
         false => plan.wanted().collect(),
     };
@@ -208,7 +208,7 @@ fn execute(
         |number, imported| {
             let Some(PlannedModel { found, .. }) = wanted.get(number) else { return Ok(()) };
             if let Ok(imported) = &imported {
-                record.add(found, imported.digest);
+                record.add(ModelKey::of_found(found), imported);
             }
             bars.suspend(|| match batch.add(&found.name, imported) {
                 Some(imported) if !global.hides_reports() => print_text(&report::summary(imported)),

@@ -11,7 +11,8 @@ use blobd_store_format::source::PullSource;
 use serde::Serialize;
 
 use super::found::{FoundFile, FoundModel, distinct_bytes};
-use super::{FoundStore, Program, Record};
+use super::record::{ModelKey, Record};
+use super::{FoundStore, Program};
 use crate::connect::client_error;
 use crate::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
 use crate::{Client, ErrorBody, ErrorCode, Reference, internal};
@@ -51,6 +52,13 @@ impl<'c> StoredModels<'c> {
         self.models.get(&name.short())
     }
 
+    /// Whether the writable store has this manifest under the name, and nothing of it is damaged.
+    pub(crate) fn has_whole(&self, name: &Reference, manifest: Digest) -> bool {
+        self.get(name).is_some_and(|stored| {
+            stored.digest == manifest && stored.damage.is_none() && stored.store.is_none()
+        })
+    }
+
     /// The digests of all files of the store's models.
     fn digests(&self) -> Result<BTreeSet<Digest>, ErrorBody> {
         let mut digests = BTreeSet::new();
@@ -70,10 +78,13 @@ impl<'c> StoredModels<'c> {
     /// Whether the store has the model under its name, or under the one that tells it from another model of that name.
     fn has(&self, model: &FoundModel, record: &Record) -> Result<bool, ErrorBody> {
         let Some(target) = &model.target else { return Ok(false) };
-        for stored in self.get(target).into_iter().chain(self.distinct_from(target)) {
+        let read = record.get(ModelKey::of_found(model)).map(|read| read.manifest);
+        let found = self.get(target).into_iter().chain(self.distinct_from(target));
+        // What is damaged is stored again.
+        for stored in found.filter(|stored| stored.damage.is_none()) {
             let is_it = match &model.manifest {
                 Some(manifest) => manifest.digest() == stored.digest,
-                None if record.manifest(model) == Some(stored.digest) => true,
+                None if read == Some(stored.digest) => true,
                 None => {
                     let name = stored.name.parse().map_err(internal)?;
                     model.is_like(&self.client.manifest(&name).map_err(client_error)?)
