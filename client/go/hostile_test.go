@@ -340,8 +340,8 @@ func TestBatchesThatBreakTheirPromiseAreRefusedAndLeakNothing(t *testing.T) {
 	}
 }
 
-// lying opens a model whose only file is this descriptor's.
-func lying(t *testing.T, fd int, tensors ...string) *Model {
+// openWithWrongTable opens a model whose only file is this descriptor's, with a table that does not match the file.
+func openWithWrongTable(t *testing.T, fd int, tensors ...string) *Model {
 	t.Helper()
 	client := fakeDaemon(t, func(p *peer) {
 		p.head(len(tensors), 1, strings.Replace(oneLayer, `"size":64`, `"size":99,"fd":0,"header":{"fd":0,"size":99}`, 1))
@@ -359,7 +359,7 @@ func lying(t *testing.T, fd int, tensors ...string) *Model {
 
 func TestTensorBehindTheEndOfItsFileIsNeverTouched(t *testing.T) {
 	for _, length := range []int{0, 63} {
-		model := lying(t, fileOf(length), entry(t, nil))
+		model := openWithWrongTable(t, fileOf(length), entry(t, nil))
 		_, err := model.Map("t")
 		if !errors.Is(err, ErrShort) || CodeOf(err) != CodeCorrupt ||
 			!strings.Contains(err.Error(), fmt.Sprintf("length of its file: expected 64 bytes, found %d", length)) {
@@ -379,13 +379,13 @@ func TestWhatIsNoFileIsNotMapped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lying(t, folder, entry(t, nil)).Map("t"); !errors.Is(err, ErrMap) {
+	if _, err := openWithWrongTable(t, folder, entry(t, nil)).Map("t"); !errors.Is(err, ErrMap) {
 		t.Error(err)
 	}
 }
 
 func TestTensorsAreCutToTheirSize(t *testing.T) {
-	model := lying(t, fileOf(100), entry(t, map[string]any{"size": 4}), entry(t, map[string]any{"size": 8}),
+	model := openWithWrongTable(t, fileOf(100), entry(t, map[string]any{"size": 4}), entry(t, map[string]any{"size": 8}),
 		entry(t, map[string]any{"name": "empty", "fd": nil, "size": 0, "shape": []int{0}}))
 	// The first of two tensors with one name.
 	if data, err := model.Map("t"); err != nil || len(data) != 4 || cap(data) != 4 {

@@ -103,7 +103,7 @@ func isSameType(first, second string) bool {
 	return canonical(first) == canonical(second)
 }
 
-// lowerASCII is in small letters of ASCII only: other letters have small ones of ASCII too.
+// lowerASCII changes only ASCII letters to lower case: the lower case of some other letters is an ASCII letter.
 func lowerASCII(name string) string {
 	return strings.Map(func(letter rune) rune {
 		if letter >= 'A' && letter <= 'Z' {

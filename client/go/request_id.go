@@ -20,7 +20,7 @@ type requestIDs struct {
 	count  atomic.Uint64
 }
 
-// next is another ID. It starts with this prefix, or with the client's own random digits if it is empty.
+// next returns a new ID. It starts with this prefix or, if that is empty, with the client's own random digits.
 func (ids *requestIDs) next(prefix string) (string, error) {
 	if prefix == "" {
 		ids.once.Do(func() { ids.random = randomDigits() })

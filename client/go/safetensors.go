@@ -52,9 +52,9 @@ type fileTensor struct {
 	name, dtype string
 	// shape has the slowest dimension first.
 	shape []uint64
-	// begin and end are in the data, as the header has them.
+	// begin and end are offsets in the data, as in the header.
 	begin, end uint64
-	// offset is in the file.
+	// offset is the offset in the file.
 	offset, size uint64
 }
 
@@ -301,7 +301,7 @@ func (r *headerReader) dtype(name string) (string, error) {
 	return types[0], nil
 }
 
-// skip reads the value of an unknown field, and refuses what the library cannot keep until it knows the field.
+// skip reads the value of an unknown field, and refuses what the library refuses: it parses such a value first.
 func (r *headerReader) skip(name string) error {
 	for depth := 0; ; {
 		token, err := r.Token()
@@ -338,7 +338,7 @@ func (r *headerReader) count(bytes int) error {
 	return nil
 }
 
-// place checks the tensor and sets where it is.
+// place checks the tensor and sets its offset in the file.
 func (t *fileTensor) place(start uint64) error {
 	size, ok := sizeBytes(dtypeBits[t.dtype], t.shape)
 	if !ok {

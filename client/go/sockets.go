@@ -54,7 +54,7 @@ func evidenceOfService(socket string) string {
 	return ""
 }
 
-// exists is whether something is there, or may be: what this user may not see is not taken for absent.
+// exists reports whether something is there or may be: what this user may not see counts as existing.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR)

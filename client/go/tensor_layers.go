@@ -9,7 +9,7 @@ import (
 // can declare any number of them.
 const maxManifestTensors = 1 << 18
 
-// parts are those of a quantised tensor: the suffix in a file, and in this package.
+// parts are the suffixes of the parts of a quantised tensor: in a file, and in this package.
 var parts = [][2]string{{".scale", "_scale"}, {".bias", "_qbias"}, {".global_scale", "_global_scale"}}
 
 // legacyKey is the name of the only tensor in a file of January 2026.
@@ -225,7 +225,7 @@ func (f layerFile) isPart(name string) bool {
 	return isPart
 }
 
-// wholeOf is T of T.bias, if the file has T and T.scale.
+// wholeOf returns T for T.bias, if the file has T and T.scale.
 func (f layerFile) wholeOf(name string) (string, bool) {
 	for _, part := range parts {
 		whole, found := strings.CutSuffix(name, part[0])

@@ -193,10 +193,10 @@ type FitLayer struct {
 	Layer string `json:"layer"`
 	// The number of its block, whose KV cache is that element of kv_bytes.
 	Block *uint64 `json:"block"`
-	// Their size.
+	// The size of its tensors.
 	Bytes uint64 `json:"bytes"`
-	// Where they are; where they belong if it is not known into what the model should fit. One of device, memory,
-	// device_and_memory, disk.
+	// Where its tensors are; without memory in the request, where they belong. One of device, memory, device_and_memory,
+	// disk.
 	Place string `json:"place"`
 	// The index of the device that holds them.
 	Device *uint64 `json:"device"`
@@ -277,7 +277,7 @@ type FitAnswer struct {
 	MemoryBytes uint64 `json:"memory_bytes"`
 	// Whether everything fits, on devices or in the machine's memory.
 	Fits bool `json:"fits"`
-	// In what it fits, if it does. One of devices, devices_and_memory, memory.
+	// Where everything fits, if it does. One of devices, devices_and_memory, memory.
 	FitsIn string `json:"fits_in"`
 	// The largest context with which everything fits, at most the trained one; 0 if even a context of 1 does not fit.
 	MaxContext uint64 `json:"max_context"`
@@ -290,8 +290,8 @@ type Fit struct {
 	Name string `json:"name"`
 	// The digest of its manifest, if it has one.
 	Digest string `json:"digest"`
-	// The format of the weights: gguf, of an estimate for llama.cpp and Ollama, or safetensors, of one for transformers,
-	// vLLM and their like.
+	// The format of the weights: gguf (an estimate for llama.cpp and Ollama) or safetensors (an estimate for
+	// transformers, vLLM and similar programs).
 	Format string `json:"format"`
 	// What the model itself needs.
 	FitMemory
@@ -327,7 +327,7 @@ type Fit struct {
 	MemoryBytes uint64 `json:"memory_bytes"`
 	// Whether everything fits, on devices or in the machine's memory.
 	Fits *bool `json:"fits"`
-	// In what it fits, if it does. One of devices, devices_and_memory, memory.
+	// Where everything fits, if it does. One of devices, devices_and_memory, memory.
 	FitsIn string `json:"fits_in"`
 	// The largest context with which everything fits, at most the trained one; 0 if even a context of 1 does not fit.
 	MaxContext uint64 `json:"max_context"`

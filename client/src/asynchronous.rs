@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_daemon_is_the_same_error() {
+    fn missing_daemon_is_reported_as_by_the_blocking_client() {
         let client = Client::with_connector(Arc::new(|| Err(std::io::ErrorKind::NotFound.into())));
         let client = AsyncClient::new(client);
         let error = block_on(client.open(&"m".parse().unwrap())).unwrap_err();

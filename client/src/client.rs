@@ -268,7 +268,7 @@ fn send_files(connection: &mut Connection, first: u32, files: &[impl AsFd]) -> R
     }
 }
 
-/// Waits for the result of an import, and sends the files that the daemon wants, in order, of a list of `listed`.
+/// Waits for the result of an import of `listed` files, and sends the files that the daemon wants, in order.
 fn receive_imported(
     connection: &mut Connection,
     listed: usize,
@@ -295,7 +295,7 @@ fn receive_imported(
     }
 }
 
-/// The numbers of wanted files: a few of the next ones that are `left`.
+/// Checks which files the daemon wants: the first few of those `left`, by number.
 fn wanted_files(first: u32, count: u32, left: Range<usize>) -> Result<Range<usize>, ProtocolError> {
     let expected = left.len().min(MAX_WANTED_FILES);
     let is_next = usize::try_from(first) == Ok(left.start);

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_is_that_of_the_daemon_if_any() {
+    fn code_of_a_daemons_error_is_kept() {
         let daemon = ClientError::from(ErrorBody::new(ErrorCode::NoSpace, "disk full"));
         assert_eq!((daemon.code(), daemon.to_string().as_str()), (ErrorCode::NoSpace, "disk full"));
         let away = ClientError::NotRunning { socket: "/run/x.sock".into() };

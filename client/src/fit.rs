@@ -15,7 +15,7 @@ mod report;
 
 /// The context of a model that names none.
 const UNNAMED_CONTEXT: u64 = 4096;
-/// The largest context that is taken unasked.
+/// The largest context that is assumed if none is requested.
 const DEFAULT_CONTEXT: u64 = 8192;
 
 /// The file in a model's folder with the numbers of its attention.

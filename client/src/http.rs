@@ -242,7 +242,7 @@ fn announced_body(headers: &[httparse::Header<'_>]) -> Result<Option<BodyDecoder
         (None, Some(length)) => match length.parse() {
             Ok(length) if length <= MAX_BODY_BYTES as u64 => Ok(Some(BodyDecoder::counted(length))),
             Ok(_) => Err(ProtocolError::TooLong { what: "body", limit: MAX_BODY_BYTES as u64 }),
-            Err(_) => Err(ProtocolError::NotHttp { reason: "content-length is no number".to_owned() }),
+            Err(_) => Err(ProtocolError::NotHttp { reason: "content-length is not a number".to_owned() }),
         },
         (None, None) => Ok(None),
     }

@@ -436,7 +436,7 @@ mod tests {
             let map = BlobMap { address, length: bytes.len(), owner: 0 };
             assert_eq!(map.bytes()[HUGE_PAGE_BYTES..], bytes[HUGE_PAGE_BYTES..]);
         }
-        // Lost slack would be 2 GiB; the other tests' threads may take some meanwhile.
+        // If the slack were lost, this would be 2 GiB; threads of other tests may use some addresses meanwhile.
         let grown = address_space_bytes().saturating_sub(before);
         assert!(grown < 1 << 30, "{grown} bytes more");
     }

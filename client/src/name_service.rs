@@ -98,7 +98,7 @@ fn group(found: &nix::unistd::Group) -> Group {
     Group { gid: found.gid.as_raw(), name: printable(&found.name) }
 }
 
-/// The C library cannot be asked for others.
+/// Whether the C library can look up the name.
 fn is_possible(name: &str) -> bool {
     !name.is_empty() && !name.contains('\0')
 }

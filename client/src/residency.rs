@@ -218,7 +218,7 @@ mod tests {
     fn residency_counts_bytes_not_pages() {
         let (_file, all) = slice_of(3 * 4096 + 100);
         let resident = |offset, length| all.part(offset, length).unwrap().residency().unwrap();
-        // Just written, so all of it is there.
+        // Just written, so all of it is in memory.
         for (offset, length) in [(0, 3 * PAGE + 100), (10, 20), (4090, 10), (3 * PAGE, 100)] {
             assert_eq!(resident(offset, length), Residency { bytes: length, resident_bytes: length });
         }
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn residency_of_a_sparse_file_is_what_was_read_of_it() {
         let file = tempfile::tempfile().unwrap();
-        // More pages than one question to the kernel has.
+        // More pages than one call to the kernel covers.
         let length = 70_000 * PAGE + 5;
         file.set_len(length).unwrap();
         let all = BlobSlice::new(Arc::new(BlobMap::new(file.as_fd()).unwrap()), 0, length).unwrap();

@@ -40,7 +40,7 @@ pub fn unit_file(unit: &str) -> Option<PathBuf> {
     files.into_iter().find(|file| is_present(file) && !is_mask(file))
 }
 
-/// Whether something is there, or may be: what this user may not see is not taken for absent.
+/// Whether something is there or may be: what this user may not see counts as existing.
 fn is_present(file: &Path) -> bool {
     fs::symlink_metadata(file).map_or_else(
         |error| !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),

@@ -87,7 +87,7 @@ fn combined(name: &str) -> Vec<u8> {
     )
 }
 
-/// The original converted quantised tensors to floats too, and made noise of them.
+/// Converting packed elements as if they were floats would destroy them.
 #[test]
 fn conversion_leaves_quantised_tensors_and_their_parts_alone() {
     let plain = file(&[], &[("norm", Dtype::BF16, &[4])]);
@@ -279,7 +279,7 @@ fn type_without_a_size_has_its_default_size() {
         ("mxfp8", Some(32)),
         ("new", None),
     ] {
-        // The shapes do not tell a size.
+        // The shapes do not determine a size.
         let tensors: [(&str, Dtype, &[u64]); 2] =
             [("w", Dtype::U32, &[2, 3]), ("w.scale", Dtype::U8, &[2, 5])];
         let bytes = file(&[("quant_type", quant_type)], &tensors);
@@ -290,7 +290,7 @@ fn type_without_a_size_has_its_default_size() {
     }
 }
 
-/// These were read as int4 with groups of 32 and of 64.
+/// Without this rule, these would be read as int4 with groups of 32 and of 64.
 #[test]
 fn scales_of_one_byte_identify_types_with_block_scales() {
     for (columns, scale, groups, expected) in [
@@ -407,7 +407,7 @@ fn what_cannot_be_read_is_explained() {
 
 /// Hundreds of layers may be one file, which is a group of a thousand tensors of no bytes.
 #[test]
-fn names_without_end_are_refused() {
+fn too_many_names_are_refused() {
     let names: Vec<_> = (0..1100).map(|number| number.to_string()).collect();
     let tensors: Vec<_> = names.iter().map(|name| (name.as_str(), Dtype::U8, &[0_u64][..])).collect();
     let bytes = file(&[], &tensors);

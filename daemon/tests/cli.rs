@@ -1,5 +1,5 @@
-//! The binary itself, as far as that needs no store. That this file is here makes `cargo test`
-//! build the binary, which the tests in `tests/` then run.
+//! Tests of the binary that need no store. Because of this file, `cargo test` builds the binary,
+//! which the tests in `tests/` then run.
 
 #![allow(clippy::unwrap_used)]
 
@@ -76,7 +76,7 @@ fn login_keeps_a_secret_from_standard_input_and_logout_forgets_it() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_blobd"));
         command.arg("--config").arg(&config).args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        // Who does not want it has gone already.
+        // Fails if the command does not read its input and has ended already.
         let _ = child.stdin.take().unwrap().write_all(b"hunter2\n");
         child.wait_with_output().unwrap()
     };

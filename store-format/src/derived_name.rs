@@ -234,7 +234,7 @@ mod tests {
         })
     }
 
-    /// What a commit chooses.
+    /// The name that a commit chooses.
     fn choose(taken: &BTreeMap<String, Digest>, names: &DerivedName, content: Digest) -> String {
         let all: Vec<String> =
             std::iter::once(names.first()).chain(names.others()).map(Reference::canonical).collect();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     proptest! {
-        // 2,500 files in all, which is two seconds.
+        // 2,500 files in all, which take two seconds.
         #![proptest_config(ProptestConfig::with_cases(10))]
 
         #[test]

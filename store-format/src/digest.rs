@@ -161,7 +161,7 @@ mod tests {
     const EMPTY: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
     #[test]
-    fn digest_of_nothing_is_the_well_known_one() {
+    fn digest_of_empty_input_is_the_well_known_one() {
         assert_eq!(Digest::of(b"").to_string(), EMPTY);
         assert_eq!(EMPTY.parse(), Ok(Digest::of(b"")));
         assert_eq!(Digest::of(b"").short(), "e3b0c44298fc");

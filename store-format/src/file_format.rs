@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn file_of_another_format_is_refused_when_it_can_be_named_and_after() {
+    fn file_of_another_format_is_refused_once_it_is_recognised_and_stays_refused() {
         let mut reader = HeaderReader::new();
         assert_eq!(reader.push(b"<!d"), Ok(Progress::NeedMore));
         assert_eq!(reader.push(b"octype html>"), Ok(Progress::NeedMore));
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn start_of_a_format_without_a_signature_is_waited_for() {
+    fn safetensors_header_is_recognised_when_all_of_it_has_arrived() {
         let file = [&16_u64.to_le_bytes()[..], br#" {}             "#].concat();
         let mut reader = HeaderReader::new();
         for byte in &file[..file.len() - 1] {

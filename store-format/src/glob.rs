@@ -180,7 +180,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_matches_itself_and_what_is_made_of_it(text in "[a-zA-Z0-9./:_-]{1,30}", cut in 0usize..30) {
+        fn text_matches_itself_and_patterns_made_from_it(text in "[a-zA-Z0-9./:_-]{1,30}", cut in 0usize..30) {
             let cut = cut.min(text.len());
             prop_assert!(Glob::new(&text).matches(&text.to_uppercase()));
             let (start, end) = text.split_at(cut);

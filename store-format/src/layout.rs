@@ -203,7 +203,7 @@ mod tests {
         }
     }
 
-    /// Names of few different parts, so that many pairs are alike: in all but case, or in all but a separator.
+    /// Names made of a few different parts, so that many pairs differ only in case or only in a separator.
     fn alike_name() -> impl Strategy<Value = Reference> {
         let part =
             prop::sample::select(vec!["a", "A", "b", "_", "a.b", "a_b", "a-b", "ab", "_a", "b.", "a..B"]);
@@ -231,7 +231,7 @@ mod tests {
             let folded = |reference: &Reference| manifest(reference).to_str().map(str::to_ascii_lowercase);
             prop_assert_eq!(folded(&a) == folded(&b), a.same_model(&b), "{} {}", a, b);
             prop_assert_eq!(history(&a) == history(&b), a.same_model(&b), "{} {}", a, b);
-            // Nor is the path of a file that of a directory.
+            // No path is both a file's and a directory's.
             prop_assert_eq!(manifest(&a).components().count(), 5);
         }
 

@@ -70,8 +70,8 @@ fn is_license(name: &str) -> bool {
     matches!(stem, "license" | "licence" | "copying")
 }
 
-/// Checks the paths of a model's files: relative, without `..`, the name of a file in every folder, and each of them once,
-/// also where case does not matter.
+/// Checks the paths of a model's files: they are relative, have no `..`, end in the name of a file, and differ from each
+/// other even where case does not matter.
 ///
 /// # Errors
 /// [`ModelPathError`] for the first that is refused.
@@ -81,7 +81,7 @@ pub fn check_paths<'p>(paths: impl IntoIterator<Item = &'p str>) -> Result<(), M
         if !is_file_name(path) {
             return Err(ModelPathError::NotAPath { path: path.to_owned() });
         }
-        // An export renames them: a model must not put a `.profile` into somebody's home.
+        // An export would rename them, because a model must not put a `.profile` into somebody's home.
         if path.split('/').any(|part| part.starts_with(['.', '-'])) {
             return Err(ModelPathError::Hidden { path: path.to_owned() });
         }

@@ -215,7 +215,7 @@ impl Recipe {
         }
     }
 
-    /// The files in an archive; none if the file is no archive.
+    /// The files in an archive; none if the file is not an archive.
     pub fn members(&self) -> &[Member] {
         match &self.kind {
             RecipeKind::Archive { members } | RecipeKind::Packed(Packed { members, .. }) => members,

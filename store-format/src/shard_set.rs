@@ -365,7 +365,7 @@ mod tests {
     const NO_SHARD: ShardHeader =
         ShardHeader { shard: None, tensor_count: 3, architecture: None, tensors: Vec::new() };
 
-    /// Does what an importer does.
+    /// Finds the shards of a file as an importer does.
     fn find(given: &str, files: &[(&str, ShardHeader)]) -> Result<Vec<String>, ShardSetError> {
         let all: BTreeMap<&str, ShardHeader> = files.iter().cloned().collect();
         let shards = FolderShards::new(given, all.keys().copied())?;
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn any_shard_finds_the_others() {
-        // Two quants in one folder, and a first shard without tensors.
+        // Two quantisations in one folder, and a first shard without tensors.
         let files = [
             (ONE, shard(0, 2, 0, 5)),
             (TWO, shard(1, 2, 5, 5)),
@@ -408,11 +408,11 @@ mod tests {
     }
 
     #[test]
-    fn headers_count_and_not_names() {
+    fn headers_decide_and_not_names() {
         // The names are in another order than the numbers.
         let swapped = [(ONE, shard(1, 2, 1, 3)), (TWO, shard(0, 2, 2, 3))];
         assert_eq!(find(ONE, &swapped).unwrap(), [TWO, ONE]);
-        // Renamed files: all that are beside are inspected.
+        // Renamed files: all files beside them are inspected.
         let renamed = [
             ("b.gguf", shard(0, 2, 1, 3)),
             ("a.gguf", shard(1, 2, 2, 3)),

@@ -81,7 +81,7 @@ impl CrashDisk {
         self
     }
 
-    /// Makes the power fail after so many more calls.
+    /// Makes the power fail after this many more calls.
     pub fn cut_after(&self, calls: u64) {
         self.lock().power_for = Some(calls);
     }

@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, fallocate, statvfs, syncfs};
 pub struct Filler(PathBuf);
 
 impl Filler {
-    /// Takes all free space on the file system of `root` except so many bytes, in whole blocks. If other
+    /// Takes all free space on the file system of `root` except this many bytes, in whole blocks. If other
     /// processes write at the same time, less stays free.
     ///
     /// # Panics

@@ -4,7 +4,7 @@ use std::time::UNIX_EPOCH;
 
 use fuser::{FileAttr, FileType, INodeNo};
 
-/// The attributes of a file of so many bytes, or of a directory if there is no size.
+/// The attributes of a file of this many bytes, or of a directory if there is no size.
 #[must_use]
 pub fn attributes(inode: INodeNo, size: Option<u64>, permissions: u16) -> FileAttr {
     let kind = if size.is_some() { FileType::RegularFile } else { FileType::Directory };

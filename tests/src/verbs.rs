@@ -102,7 +102,7 @@ pub trait Verbs {
     /// The error that a client gets.
     fn plan_removal(&self, names: &[&str]) -> Result<Removed, ErrorBody>;
 
-    /// Moves models to the trash for so many seconds.
+    /// Moves models to the trash for this many seconds.
     ///
     /// # Errors
     /// The error that a client gets.
@@ -132,7 +132,7 @@ pub trait Verbs {
     /// The error that a client gets.
     fn unpin(&self, name: &str) -> Result<Pinned, ErrorBody>;
 
-    /// The models to evict in order to free so many bytes, or to reach the low watermark.
+    /// The models to evict in order to free this many bytes, or to reach the low watermark.
     ///
     /// # Errors
     /// The error that a client gets.

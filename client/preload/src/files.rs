@@ -1,5 +1,5 @@
-//! The descriptors that a program gets when it opens a model, and for calls of the kernel a real path instead of the
-//! model's.
+//! The descriptors that a program gets when it opens a model, and the real paths that are passed to the kernel instead
+//! of a model's path.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs::{self, File, Permissions};
@@ -100,7 +100,7 @@ fn new_placeholder(image: &Image) -> Option<File> {
     let file = secret_file().or_else(|| memory_file(PLACEHOLDER))?;
     file.set_len(image.length() as u64).ok()?;
     file.set_permissions(Permissions::from_mode(0o444)).ok()?;
-    // The seals prevent that anyone, including root, changes the length of a memory file. Sealing fails
+    // The seals prevent anyone, including root, from changing the length of a memory file. Sealing fails
     // for a secret file, which does not need it.
     seal(&file);
     reopen(&file, O_PATH | O_CLOEXEC).map(File::from)
@@ -150,7 +150,7 @@ pub(crate) fn opened(fd: c_int) -> Opened {
 }
 
 fn metadata(fd: c_int) -> Option<fs::Metadata> {
-    // SAFETY: Needed to call `fstat` through std. `ManuallyDrop` prevents that the descriptor is closed; if
+    // SAFETY: Needed to call `fstat` through std. `ManuallyDrop` keeps the descriptor open; if
     // it is not open, the call fails.
     ManuallyDrop::new(unsafe { File::from_raw_fd(fd) }).metadata().ok()
 }

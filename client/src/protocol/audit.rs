@@ -52,7 +52,7 @@ pub struct AuditRecord {
     /// The model's short name, several separated by spaces; if it is not stored, as it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// The digest of its manifest; for `scrub` the one of the blob.
+    /// The digest of its manifest; for `scrub`, the digest of the blob.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
     /// The bytes that were downloaded, written, freed, verified or opened.
@@ -213,7 +213,7 @@ pub struct LogParams {
 /// The last line of the response to `Route::Log`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogEnd {
-    /// The number of lines that are no records, such as an incomplete one after a power cut.
+    /// The number of lines that are not records, such as an incomplete one after a power cut.
     pub unreadable_lines: u64,
     /// Whether the response has the records of this user only, because it does not administer the store.
     pub own_only: bool,

@@ -137,8 +137,8 @@ pub struct FitReport {
     pub name: String,
     /// The digest of its manifest, if it has one.
     pub digest: Option<Digest>,
-    /// The format of the weights: `gguf`, of an estimate for llama.cpp and Ollama, or `safetensors`, of one for
-    /// transformers, vLLM and their like.
+    /// The format of the weights: `gguf` (an estimate for llama.cpp and Ollama) or `safetensors` (an estimate for
+    /// transformers, vLLM and similar programs).
     #[serde(default)]
     pub format: String,
     /// What the model itself needs.
@@ -241,9 +241,9 @@ pub struct FitLayer {
     /// The number of its block, whose KV cache is that element of `kv_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block: Option<u64>,
-    /// Their size.
+    /// The size of its tensors.
     pub bytes: u64,
-    /// Where they are; where they belong if it is not known into what the model should fit.
+    /// Where its tensors are; without memory in the request, where they belong.
     pub place: LayerPlace,
     /// The index of the device that holds them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -288,7 +288,7 @@ pub struct FitAnswer {
     pub memory_bytes: u64,
     /// Whether everything fits, on devices or in the machine's memory.
     pub fits: bool,
-    /// In what it fits, if it does.
+    /// Where everything fits, if it does.
     #[serde(default)]
     pub fits_in: Option<FitsIn>,
     /// The largest context with which everything fits, at most the trained one; 0 if even a context of 1 does not fit.

@@ -17,7 +17,7 @@ pub struct LostModel {
     pub digest: Digest,
     /// The sum of its files' sizes, as if nothing were shared; 0 if its manifest was damaged.
     pub size: u64,
-    /// The bytes freed on disk; of several models, the last that needed a blob counts it.
+    /// The bytes freed on disk. A blob that several of the listed models needed counts for the last of them.
     pub freed_bytes: u64,
     /// The bytes on disk that nothing needs now: `gc` frees them.
     pub reclaimable_bytes: u64,
@@ -274,7 +274,7 @@ pub struct Pinned {
     pub name: String,
     /// Whether it is pinned now: neither evicted nor removed.
     pub pinned: bool,
-    /// Whether it was so before.
+    /// Whether this was its state before the request too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
 }

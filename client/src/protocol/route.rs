@@ -1,7 +1,7 @@
 //! The requests of the API, each defined once: the table below.
 //!
-//! From it come the daemon's dispatch, its rights, the verbs of its logs and metrics, the methods of the clients, what the
-//! page may ask, and the types of the clients in other languages. `docs/PROTOCOL.md` is compared with it by a test.
+//! The table defines the daemon's dispatch, its rights, the verbs of its logs and metrics, the methods of the clients, what
+//! the page may request, and the types of the clients in other languages. A test compares `docs/PROTOCOL.md` with it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -169,7 +169,7 @@ macro_rules! define_routes {
         Ok(Encoded { target: $path.to_owned(), body: Some(serde_json::to_vec($params)?) })
     };
     (@decode $received:ident, Get, $($params:tt)*) => { UriParams::from_uri($received.name, $received.query) };
-    // Clients have always been able to send anything.
+    // The protocol allows any query and body here.
     (@decode $received:ident, Post, NoParams) => {{ let _any = $received; Ok(NoParams {}) }};
     (@decode $received:ident, Post, $($params:tt)*) => { from_body($received.body) };
     ($(
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn only_requests_that_read_are_for_the_page() {
+    fn page_may_send_only_requests_that_read() {
         let for_page = || Route::ALL.iter().filter(|route| route.is_for_page());
         assert!(for_page().count() > 0);
         for route in for_page() {
@@ -526,7 +526,7 @@ mod tests {
         assert_eq!(forwarded(Route::Models, &query("x HTTP/1.1\r\nHost: x")).unwrap(), Route::Models.path());
     }
 
-    /// Whatever a client sends: a name, a query and a body that are malformed are refused, and nothing panics.
+    /// Malformed names, queries and bodies are refused, and nothing panics.
     #[test]
     fn malformed_parameters_are_refused() {
         let malformed = Received { name: "../../etc/passwd", query: Some("no=such"), body: b"{\"no\":1}" };

@@ -164,7 +164,7 @@ pub struct UnfinishedDownloads {
 /// A file whose download has not finished, or that belongs to a model that is not complete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnfinishedDownload {
-    /// The digest of the whole file; of a file that is known only by its URL, of that.
+    /// The digest of the whole file; if only its URL is known, a digest of the URL, its length and its version.
     pub digest: Digest,
     /// The name that the model is to get, if that is recorded.
     pub name: Option<String>,

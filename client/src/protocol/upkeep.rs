@@ -32,7 +32,7 @@ pub struct GcReport {
 /// An item of a collection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcItem {
-    /// Its digest; absent for files of an unfinished transaction.
+    /// Its digest; `null` for files of an unfinished transaction.
     pub digest: Option<Digest>,
     /// Its size on disk.
     pub size: u64,
@@ -155,7 +155,7 @@ pub struct EvictionPlan {
     pub policy: String,
     /// The size of the store on disk.
     pub used_bytes: u64,
-    /// The quota; absent if only the disk limits the store.
+    /// The quota; `null` if only the disk limits the store.
     pub quota_bytes: Option<u64>,
     /// The bytes that the plan must free.
     pub needed_bytes: u64,

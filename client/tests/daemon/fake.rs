@@ -1,5 +1,5 @@
-// A daemon that knows one model and plays the protocol as `docs/PROTOCOL.md` has it. Its fields
-// are open so that a test can make it lie. (No `//!` here: the crate's front page includes this
+// A fake daemon with one model, which follows `docs/PROTOCOL.md`. Its fields are public, so that a
+// test can make it send wrong data. (No `//!` here: the crate's front page includes this
 // file in its example.)
 
 use std::fs::File;
@@ -51,7 +51,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Reads a request; `None` if the peer only knocks.
+    /// Reads a request; `None` if the peer closes the connection without sending one.
     pub(crate) fn read(mut stream: UnixStream) -> Option<Self> {
         let mut bytes = Vec::new();
         let mut byte = [0];
@@ -99,7 +99,7 @@ impl Call {
     }
 }
 
-/// A model: what the daemon says of it, and what it passes.
+/// A model: the daemon's description of it, and the descriptors that the daemon sends.
 pub(crate) struct FakeModel {
     pub(crate) head: OpenHead,
     pub(crate) pieces: Vec<Vec<OpenPiece>>,
@@ -128,7 +128,7 @@ impl FakeModel {
 
     /// Adds a layer of `size` bytes; returns its number.
     pub(crate) fn add_layer(&mut self, media_type: &str, fd: Option<u32>, size: u64) -> usize {
-        // Each is another file.
+        // Each layer is a different file.
         let digest = Digest::of(format!("{media_type} {}", self.pieces.len()).as_bytes());
         let media_type = MediaType::new(media_type);
         let layer = OpenLayer {

@@ -1,4 +1,4 @@
-//! The client against a daemon that plays its part of the protocol, or lies.
+//! The client with a fake daemon, which follows the protocol or sends wrong data.
 #![allow(clippy::unwrap_used)]
 
 mod broken;

@@ -1,4 +1,4 @@
-//! Opening a model that is as it should be.
+//! Opening a valid model.
 
 use std::io::Read as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,7 +49,7 @@ fn daemon_that_does_not_know_the_purpose_is_asked_without_it() {
             return call.respond(400, r#"{"error":{"code":"invalid_request","message":"no tensor"}}"#);
         }
         match body.contains("purpose") {
-            // As version 0.1 has it.
+            // The error of version 0.1.
             true => call.respond(
                 400,
                 r#"{"error":{"code":"invalid_request","message":"request body: unknown field `purpose`, expected one of `reference`, `tensors`, `component`, `files` at line 1 column 66"}}"#,
@@ -121,7 +121,7 @@ fn tensor_without_elements_is_an_empty_slice() {
 }
 
 #[test]
-fn of_equal_names_the_first_is_found_and_both_can_be_mapped() {
+fn first_of_equal_names_is_found_and_both_can_be_mapped() {
     let mut model = FakeModel::new();
     let fd = model.add_file(b"0123");
     model.add_tensor("t", Some(fd), 0, 2);

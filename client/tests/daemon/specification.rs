@@ -1,4 +1,4 @@
-//! `docs/PROTOCOL.md` is true: its frames are frames, its tables are the code's, its client works.
+//! Checks `docs/PROTOCOL.md`: its frames can be parsed, its tables equal those of the code, and its client works.
 
 use std::process::Command;
 

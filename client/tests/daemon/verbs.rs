@@ -81,7 +81,7 @@ fn each_verb_has_its_route_and_body() {
 
     let calls = calls.lock().unwrap();
     let calls: Vec<_> = calls.iter().map(|(line, body)| (line.as_str(), body.as_str())).collect();
-    // A tag that was left out is left out of the request: the daemon may know the only one.
+    // A tag that the caller omits is omitted in the request too: the daemon may find the model's only tag.
     let (a, b) = ("registry.ollama.ai/library/a", "registry.ollama.ai/library/b:latest");
     assert_eq!(
         calls,

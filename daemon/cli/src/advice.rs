@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_taken_with_space_around_them_and_forms_of_other_programs_are_explained() {
+    fn space_around_names_is_ignored_and_forms_of_other_programs_are_explained() {
         for text in [" llama3:8b\n", "\tllama3:8b"] {
             assert_eq!(parse_source(text).unwrap().to_string(), "registry.ollama.ai/library/llama3:8b");
         }

@@ -205,8 +205,8 @@ fn import_all(
     batch.finish("imported", ["files was not imported", "files were not imported"])
 }
 
-/// Checks the digests of an imported model that shares data with earlier ones. An import takes stored data for right if it
-/// has the right length, which is not enough when the source is deleted.
+/// Checks the digests of an imported model that shares data with earlier ones. An import assumes that stored data of the
+/// right length is intact, which is not enough when the source is deleted.
 fn check_stored(client: &Client, imported: &Imported) -> Result<(), ErrorBody> {
     let reference = imported.name.parse().map_err(internal)?;
     export::check_stored(client, &reference).map_err(|error| {

@@ -19,7 +19,7 @@ pub(super) struct TreeFile {
     pub(super) size: u64,
     /// The content's digest; absent for a small file that is stored in git itself.
     pub(super) digest: Option<Digest>,
-    /// Of such a file.
+    /// Git's ID of the content; only for a file without a digest.
     pub(super) git_id: Option<GitId>,
 }
 

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_without_an_origin() {
+    fn urls_of_other_schemes_or_with_credentials_have_no_origin() {
         for url in ["ftp://hf.co/", "data:x", "https://hf.co@evil.example/", "https://a:b@hf.co/"] {
             assert_eq!(origin(url), None, "{url}");
         }

@@ -143,7 +143,7 @@ mod tests {
             let access = Access { root: setting, ..Access::default() };
             assert_eq!(access.owns_store(&host), of_host, "{setting:?}");
             assert_eq!(access.owns_store(&container), of_container, "{setting:?}");
-            // A list can name root as it can name others.
+            // A list can name root like any other user.
             let listed = UserSet::new(&[Member::User(NameOrNumber::Number(0))], &names());
             let access = Access { administer: listed, ..access };
             assert!(access.rights_of(&container).include(Right::Administer));
@@ -162,7 +162,7 @@ mod tests {
         assert!(error.hint.unwrap().contains("access.admin in /etc/blobd/config.toml"));
         let error = access.refusal(&principal(7, 1, None), Right::Read, "df");
         assert!(error.message.starts_with("df: not permitted for uid 7: expected"), "{error}");
-        // Root of a container, or root altogether: the daemon's own user is no other.
+        // The daemon's own user is not restricted, whether it is root of a container or of the machine.
         let access = Access { root: RootRights::User, ..access };
         let hint = access.refusal(&principal(0, 1, None), Right::Read, "df").hint.unwrap();
         let owner = " besides the daemon's own user; SIGHUP";

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pulls_that_need_more_than_there_is_hold_nothing_while_they_wait_and_all_end() {
+    async fn pulls_that_need_more_memory_than_is_free_hold_none_while_they_wait_and_all_end() {
         let pool = pool();
         let [first, second] = [MemoryGauge::for_pull(&pool, 1), MemoryGauge::for_pull(&pool, 1)];
         for gauge in [&first, &second] {

@@ -194,7 +194,7 @@ impl PermitPool {
         let mut permit = self.acquire(uid).await;
         let more = u32::try_from(self.left(uid) / part.max(1)).unwrap_or(u32::MAX);
         let more = more.min(most.saturating_sub(1));
-        // A first unit stays single: it is no share of the total.
+        // A first unit stays single, because it is not part of the total.
         if more > 0
             && !permit.is_first
             && let Ok(grown) = self.try_acquire_many(uid, more)
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn firsts_beyond_the_total_are_limited_too() {
+    async fn first_units_beyond_the_total_are_limited_too() {
         let pool = PermitPool::with_first_for_each(Limits { per_principal: 1, total: 2 });
         let _held: Vec<_> = (0..4).map(|uid| pool.try_acquire(uid).unwrap()).collect();
         assert_eq!(pool.try_acquire(4).unwrap_err(), Exhausted);

@@ -46,7 +46,7 @@ pub struct Content {
     pub(crate) space: Space,
     index: Arc<StoreIndex>,
     pub(crate) counts: Mutex<StoreEvents>,
-    /// `manifests/`, for surveys: what decides about a removal lists it anew.
+    /// `manifests/`, for surveys; decisions about removals list it again.
     pub(crate) manifests: Arc<name_tree::NameTree>,
     pins: name_tree::NameTree,
     record_sizes: other_files::RecordSizes,

@@ -227,7 +227,7 @@ fn why_less_is_available(free_bytes: u64, available_bytes: u64, min_free_bytes: 
         (_, taken) => {
             let taken = human_bytes(taken);
             format!(
-                ": {free} free, {kept} of it kept free by min_free, {taken} promised to imports and pulls"
+                ": {free} free, {kept} of it kept free by min_free, {taken} reserved for imports and pulls"
             )
         }
     }
@@ -324,11 +324,11 @@ mod tests {
         assert_eq!(no_space(two, two, 0), start(two));
         let kept = format!(": {} free, {} of it kept free by min_free", human_bytes(three), human_bytes(two));
         assert_eq!(no_space(three, mib, two), format!("{}{kept}", start(mib)));
-        let taken = format!("{kept}, {} promised to imports and pulls", human_bytes(mib));
+        let taken = format!("{kept}, {} reserved for imports and pulls", human_bytes(mib));
         assert_eq!(no_space(three, 0, two), format!("{}{taken}", start(0)));
         let only_taken = no_space(three, two, 0);
         assert!(
-            only_taken.ends_with(&format!("{} promised to imports and pulls", human_bytes(mib))),
+            only_taken.ends_with(&format!("{} reserved for imports and pulls", human_bytes(mib))),
             "{only_taken}"
         );
     }

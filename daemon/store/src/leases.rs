@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn deletion_that_panics_is_over() {
+    fn deletion_that_panics_blocks_no_lease() {
         let (leases, digest) = (Leases::default(), Digest::of(b"x"));
         let collection = leases.begin_collection();
         let deletion = || collection.delete_unleased(digest, || panic!("a test"));

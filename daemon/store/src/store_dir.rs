@@ -294,7 +294,7 @@ mod tests {
         unless_denied(Ok(())).unwrap();
     }
 
-    /// What makes a directory that has these files and directories no place for a new store.
+    /// Why a directory with these files and directories cannot become a new store.
     fn refused(entries: &[&str]) -> bool {
         let folder = tempfile::tempdir().unwrap();
         for entry in entries {
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_an_interrupted_creation_leaves_may_be_where_a_store_is_made() {
+    fn store_is_created_only_where_nothing_is_but_leftovers_of_an_interrupted_creation() {
         for accepted in
             [&[][..], &["lock"], &["store.json.new"], &["blobs/", "trash/"], &["lock", "blobs/", "recipes/"]]
         {

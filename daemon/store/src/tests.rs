@@ -26,7 +26,7 @@ fn add(store: &Arc<Store>, reference: &str, files: &[&[u8]]) -> Committed {
     ingest.commit(&name(reference), &manifest(files), Some("a test")).unwrap()
 }
 
-/// The result of a commit that has written so much under a new name.
+/// The result of a commit that has written this many bytes under a new name.
 fn written(reference: &str, new_bytes: u64, new_blob_count: u64) -> Committed {
     let name = Some(name(reference));
     Committed { name, new_bytes, new_blob_count, tag_changed: true, ..Committed::default() }
@@ -140,7 +140,7 @@ fn committed_blob_is_read_only_under_its_digest() {
 }
 
 #[test]
-fn names_of_a_manifest_are_those_of_its_tags_now() {
+fn names_of_a_manifest_are_its_current_tags() {
     let (_folder, store) = new_store();
     let files: [&[u8]; 2] = [b"config", b"layer"];
     let digest = manifest(&files).digest();

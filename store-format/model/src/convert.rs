@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(convert(&[], Dtype::F16, Dtype::F32), Ok(vec![]));
     }
 
-    /// 1 in every type, as the bytes of each.
+    /// The number 1 in every type, as bytes.
     const ONE: [(Dtype, &[u8]); 9] = [
         (Dtype::F64, &[0, 0, 0, 0, 0, 0, 0xf0, 0x3f]),
         (Dtype::F32, &[0, 0, 0x80, 0x3f]),
@@ -104,7 +104,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_type_is_converted_to_the_four_wide_ones() {
+    fn every_type_is_converted_to_the_four_wide_types() {
         for (from, source) in ONE {
             for (to, expected) in &ONE[..4] {
                 assert_eq!(convert(&source.repeat(3), from, *to), Ok(expected.repeat(3)), "{from} to {to}");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn all_codes_of_8_bits_are_kept_by_the_way_through_bf16() {
+    fn all_codes_of_8_bits_survive_a_conversion_through_bf16() {
         let codes: Vec<u8> = (0..=255).collect();
         for (from, _) in &ONE[4..] {
             let direct = convert(&codes, *from, Dtype::F64).unwrap();

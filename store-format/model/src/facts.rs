@@ -101,9 +101,9 @@ mod tests {
             (999_999_999, "1000.00M"),
             (1_000_000_000, "1B"),
             (1_000_000_001, "1.0B"),
-            // As a float exactly halfway between two tenths: rounds to even.
+            // The float is exactly halfway between two tenths: it is rounded to even.
             (2_250_000_000, "2.2B"),
-            // As floats just above and just below the middle of two tenths.
+            // The floats are just above and just below the middle of two tenths.
             (2_850_000_000, "2.9B"),
             (2_150_000_000, "2.1B"),
             (8_030_261_248, "8.0B"),

@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn names_are_split_as_ollama_splits_them() {
-        // The clients in other languages read the same names.
+        // The tests of the clients in other languages use the same names.
         let table: Vec<(String, String, String)> =
             serde_json::from_str(include_str!("../../../client/tests/layer_names.json")).unwrap();
         for (name, layer, rest) in &table {

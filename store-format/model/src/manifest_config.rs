@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_todays_models_are_read() {
+    fn fields_of_local_models_are_read() {
         let config = parse(&json!({
             "renderer": "qwen3.5", "parser": "qwen3.5", "requires": "0.19.0", "base_name": "qwen3.5",
             "draft": {"architecture": "qwen3_5_mtp", "tensor_prefix": "draft.", "model_format": "safetensors"},

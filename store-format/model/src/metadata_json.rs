@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_json_lacks_are_strings() {
+    fn numbers_that_json_cannot_express_are_strings() {
         let json = |value| scalar_json(&MetadataValue::F32(value));
         assert_eq!(json(f32::NAN), "NaN");
         assert_eq!(json(f32::INFINITY), "Infinity");
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_four_bytes_have_no_digits_of_eight() {
+    fn numbers_of_four_bytes_have_no_more_digits_than_needed() {
         let json = |value| scalar_json(&MetadataValue::F32(value)).to_string();
         assert_eq!(json(1e-5), "0.00001");
         assert_eq!(json(0.1), "0.1");

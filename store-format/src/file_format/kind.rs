@@ -384,7 +384,7 @@ mod tests {
         [b"PK\x03\x04", &[0; 26][..], name.as_bytes(), b"data"].concat()
     }
 
-    /// Each kind that people meet, by its real first bytes.
+    /// Each common kind, with the first bytes of a real file.
     fn samples() -> Vec<(Vec<u8>, &'static str)> {
         let mut tar = vec![b'a'; 512];
         tar[257..263].copy_from_slice(b"ustar\0");
@@ -433,7 +433,7 @@ mod tests {
             (b"%PDF-1.7\n".to_vec(), "a PDF document"),
             (b"buy milk\n".to_vec(), "a text"),
             ("größe ".repeat(100).into_bytes()[..511].to_vec(), "a text"),
-            // Ends within a character.
+            // The text ends within a character.
             ("größe ".repeat(100).into_bytes()[..507].to_vec(), "a text"),
             (b"a1b2c3\n0123abcd\n1732500000.5\n".to_vec(), "a text"),
             (b"\x01\x02\x03\x04\x05\x06\x07\x08".to_vec(), "a file"),

@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn rows_of_incomplete_blocks_indicate_the_type_of_a_fork() {
-        // 96 elements are no whole blocks of 128.
+        // 96 elements are less than a block of 128.
         let bytes = |ggml_type: u32, offset: u64| {
             let mut writer = GgufWriter::new();
             writer.tensor_at("a", GgmlType::I8, &[96], offset).unwrap();

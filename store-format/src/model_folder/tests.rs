@@ -1,4 +1,4 @@
-//! Folders of each kind, and what is wrong with others.
+//! Folders of each kind, and folders with faults.
 
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -152,7 +152,7 @@ fn folder_with_no_weights_but_gguf_files_has_a_model_in_each() {
     assert_eq!(found(&files, &Selection::default()).unwrap(), ["a.gguf", "b.GGUF"]);
     assert_eq!(found(&files, &Selection::new([], ["b*"])).unwrap(), ["a.gguf"]);
     assert_eq!(found(&files, &Selection::new(["a*", "*.md"], [])).unwrap(), ["a.gguf"]);
-    // What is asked for is one model, whatever it is.
+    // Files that patterns choose are one model, unless all of them are GGUF files.
     assert_eq!(found(&files, &Selection::new(["a*", "d*"], [])), None);
     assert_eq!(found(&["a.gguf", "model.safetensors"], &Selection::default()), None);
     assert_eq!(found(&["README.md"], &Selection::default()), None);
@@ -251,7 +251,7 @@ fn faults_of_an_index_are_named_by_the_list_of_files() {
     let incomplete = format!("{TWO}.incomplete");
     let found = faults(&[INDEX, ONE, &incomplete], &both);
     assert!(found[0].0.contains("missing") && found[0].1, "{found:?}");
-    // Without an index, the numbers say what is missing.
+    // Without an index, the numbers in the names show which shards are missing.
     let numbers = plan(&["model-00003-of-00003.safetensors", "model-00001-of-00003.safetensors"], &[]);
     assert_eq!(
         numbers.faults(),

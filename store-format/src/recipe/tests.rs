@@ -158,7 +158,7 @@ fn fields_of_another_kind_are_refused() {
     }
 }
 
-/// What the number of a version meant before kinds had names does not allow another number now.
+/// The number of an early version stands for the kind, so such a recipe has no field `kind`.
 #[test]
 fn earlier_version_with_a_kind_is_refused() {
     for recipe in [sample(), archive(), packed(), whole()] {
@@ -447,7 +447,7 @@ fn recipe_of_a_whole_file_names_its_blob_alone() {
     assert!(matches!(tensors, Err(RecipeError::Whole)), "{tensors:?}");
 }
 
-/// A GGUF file without tensors is one blob too, but what is known of its format is in its recipe.
+/// A GGUF file without tensors is stored as one blob too, but its recipe records its format.
 #[test]
 fn file_of_one_blob_is_stored_whole_only_if_its_recipe_says_so() {
     let file = Digest::of(b"a header");

@@ -1,4 +1,4 @@
-//! What is chosen in repositories that are made up after those of the big publishers.
+//! Which files are chosen in invented repositories that resemble those of the big publishers.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ const REPOSITORIES: &str = include_str!("repositories.txt");
 struct Repository {
     name: String,
     files: Vec<String>,
-    /// What is wanted, and what is expected.
+    /// What is requested, and what is expected.
     cases: Vec<(String, String)>,
 }
 
@@ -102,7 +102,7 @@ fn right_files_are_chosen_in_the_repositories_of_all_publishers() {
     assert!(wrong.is_empty(), "\n{wrong}");
 }
 
-/// The order of a server's list is an accident, except where "the first" is what the rules say.
+/// The order of a server's list must not matter, except where the rules say "the first".
 #[test]
 fn order_of_the_list_does_not_change_the_choice_of_a_tag() {
     for Repository { name, files, cases } in repositories() {

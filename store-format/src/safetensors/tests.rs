@@ -1,11 +1,11 @@
-//! What a header may be: one case for each refusal, and properties of what is accepted.
+//! Valid and invalid headers: one case for each refusal, and properties of accepted headers.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::file_format::read_header;
 
-/// A file with this header and `data` bytes in its file.
+/// A file with this header and `data` bytes after it.
 fn file(json: &str, data: usize) -> Vec<u8> {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.extend(json.as_bytes());
@@ -193,7 +193,7 @@ fn unescaped(text: &str) -> Vec<u8> {
     [bytes, rest.into()].concat()
 }
 
-/// The table says who made it. The files that are accepted are also laid out, which the library leaves to its users.
+/// The first line of the table names its program. Accepted files are also laid out, which the library does not do.
 #[test]
 fn verdicts_are_those_of_the_library() {
     let table = include_str!("library_cases.tsv");
@@ -213,7 +213,7 @@ fn verdicts_are_those_of_the_library() {
         count += 1;
         let checked = Header::parse_start(&file).and_then(|header| header.check_file_size(size));
         assert_eq!(checked.is_ok(), verdict == "accepted", "{name}: {header}: {checked:?}");
-        // Twice would take long.
+        // Reading it twice would take long.
         if size > 1 << 20 {
             continue;
         }

@@ -79,7 +79,7 @@ impl Components {
     }
 
     /// Whether both take the same files of a repository at the same revision, apart from projector and draft. If not, they
-    /// are different models, of which one is no newer version of the other.
+    /// are different models, neither a newer version of the other.
     pub fn is_same_part(&self, other: &Self) -> bool {
         self.include == other.include && self.exclude == other.exclude && self.revision == other.revision
     }

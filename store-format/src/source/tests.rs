@@ -23,7 +23,7 @@ fn names_of_models_stay_references() {
 }
 
 #[test]
-fn files_at_hugging_face_are_read_as_people_write_them() {
+fn files_at_hugging_face_are_parsed_in_common_spellings() {
     for (text, revision, path, name) in [
         ("hf.co/me/x-GGUF/x-Q4_K_M.gguf", "main", "x-Q4_K_M.gguf", "hf.co/me/x-GGUF:Q4_K_M"),
         ("hf.co/me/x-GGUF/x-MXFP4.gguf", "main", "x-MXFP4.gguf", "hf.co/me/x-GGUF:MXFP4"),

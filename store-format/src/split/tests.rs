@@ -42,7 +42,7 @@ fn plan_file(header: &Header, file_size: u64) -> Result<SplitPlan, GgufError> {
     header.file_layout(file_size).map(SplitPlan::new)
 }
 
-/// Whether a tensor is refused because it is not all in the file.
+/// Whether a tensor is refused because the file does not contain all of it.
 fn is_outside(plan: &Result<SplitPlan, GgufError>) -> bool {
     matches!(plan, Err(GgufError::Layout(LayoutError::Outside { .. })))
 }
@@ -131,7 +131,7 @@ fn assert_covers(plan: &SplitPlan, file_size: u64) {
     assert_eq!(plan.blobs()[0].content, BlobContent::Header);
 }
 
-/// The bytes of a tensor of known size, straight from its file.
+/// The bytes of a tensor of known size, directly from its file.
 fn tensor_bytes<'a>(file: &'a [u8], header: &Header, info: &TensorInfo<'_>) -> &'a [u8] {
     let start = usize::try_from(header.data_offset() + info.offset()).unwrap();
     let size = info.size_bytes().and_then(|size| usize::try_from(size).ok()).unwrap();
@@ -344,7 +344,7 @@ fn tensor_beyond_the_file_end_is_refused() {
 #[test]
 fn offset_and_size_that_wrap_are_refused() {
     let refused = |header: &Header| is_outside(&plan(header, 128));
-    // The writer makes no such offsets, so the last eight bytes of a header are replaced.
+    // The writer refuses such offsets, so the last eight bytes of a header are replaced.
     let moved = |dimensions: &[u64], offset: u64| {
         let mut bytes = header(&[("a", I8, dimensions, 0)]).bytes().to_vec();
         bytes.truncate(bytes.len() - 8);

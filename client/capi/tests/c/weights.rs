@@ -77,7 +77,7 @@ int main(int count, char **arguments) {
 }
 "#;
 
-/// What the program prints of a model, by the table.
+/// The expected output of the program for a model of the table.
 fn expected(entry: &Model, found: &Found) -> String {
     let mut out = String::new();
     let pair = |(name, size): &(Option<String>, Option<u32>)| {

@@ -1,7 +1,7 @@
 """Tensors of safetensors files as arrays and tensors, without a copy.
 
-NumPy and PyTorch are imported only when one is asked for. NumPy has 13 of the 22 types itself; BF16 and the
-8-bit floats are those of `ml_dtypes` if that is installed. PyTorch has all but the two of six bits.
+NumPy and PyTorch are imported only when one is needed. NumPy itself has 13 of the 22 types; `ml_dtypes`, if
+it is installed, adds BF16 and the 8-bit floats. PyTorch has all types but the two of six bits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Dict, Sequence, Tuple
 from .errors import DtypeError, ModelError
 from .safetensors import BITS
 
-# NumPy's type, and the name of PyTorch's, which is that of `ml_dtypes` too.
+# NumPy's type, and the name of the type in PyTorch and in `ml_dtypes`.
 _TYPES: Dict[str, Tuple[str, str]] = {
     "BOOL": ("?", "bool"),
     "U8": ("u1", "uint8"),

@@ -40,7 +40,7 @@ def upgrade(wire: Wire, path: str, params: Mapping[str, object], request_id: str
 
 
 def _expect_status(wire: Wire, expected: int) -> bytes:
-    """The body of a response with this status; for another status, raises the daemon's error."""
+    """Returns the body of a response with this status; for another status, raises the daemon's error."""
     lines = wire.take_through(b"\r\n\r\n", MAX_HEAD_BYTES, "head").decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not _is_number(words[1]):

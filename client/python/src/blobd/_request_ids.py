@@ -30,7 +30,7 @@ class RequestIds:
         self._numbers = itertools.count(1)
 
     def next_id(self) -> str:
-        """Another ID."""
+        """Returns a new ID."""
         return f"{self._prefix}.{next(self._numbers)}"
 
     def __reduce__(self) -> Tuple[Type[RequestIds], Tuple[Optional[str]]]:

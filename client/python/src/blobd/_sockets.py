@@ -39,7 +39,7 @@ def evidence_of_service(socket: str) -> Optional[str]:
 
 
 def _is_present(path: str) -> bool:
-    """Whether something is there, or may be: what this user may not see is not taken for absent."""
+    """Whether something is there or may be: what this user may not see counts as existing."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -312,7 +312,7 @@ def _is_same(first: str, second: str) -> bool:
 
 
 def _lower(name: str) -> str:
-    """In small letters, of ASCII only: other letters have small ones of ASCII too."""
+    """Lower case of ASCII letters only: the lower case of some other letters is an ASCII letter."""
     return name.lower() if name.isascii() else name
 
 

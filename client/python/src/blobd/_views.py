@@ -1,4 +1,4 @@
-"""Views of the tensors of GGUF files for NumPy and PyTorch, which are imported only when one is asked for."""
+"""Views of the tensors of GGUF files for NumPy and PyTorch, which are imported only when one is needed."""
 
 from __future__ import annotations
 

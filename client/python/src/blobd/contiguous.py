@@ -117,7 +117,7 @@ class Plan:
 
 
 def assemble(header: memoryview, tensors: Sequence[Tensor], blobs: Sequence[Blob]) -> ContiguousGguf:
-    """Puts a file's header and all of its tensors together."""
+    """Maps or copies a file's header and all of its tensors into one range."""
     planned = plan(parse(header), tensors)
     reservation = Reservation(planned.size)
     try:

@@ -228,9 +228,9 @@ class FitLayer(TypedDict):
     block: NotRequired[int]
     """The number of its block, whose KV cache is that element of `kv_bytes`."""
     bytes: int
-    """Their size."""
+    """The size of its tensors."""
     place: LayerPlace
-    """Where they are; where they belong if it is not known into what the model should fit."""
+    """Where its tensors are; without memory in the request, where they belong."""
     device: NotRequired[int]
     """The index of the device that holds them."""
 
@@ -315,7 +315,7 @@ class FitAnswer(TypedDict):
     fits: bool
     """Whether everything fits, on devices or in the machine's memory."""
     fits_in: Optional[FitsIn]
-    """In what it fits, if it does."""
+    """Where everything fits, if it does."""
     max_context: int
     """The largest context with which everything fits, at most the trained one; 0 if even a context of 1 does not
     fit."""
@@ -330,8 +330,8 @@ class FitReport(FitMemory):
     digest: Optional[str]
     """The digest of its manifest, if it has one."""
     format: str
-    """The format of the weights: `gguf`, of an estimate for llama.cpp and Ollama, or `safetensors`, of one for
-    transformers, vLLM and their like."""
+    """The format of the weights: `gguf` (an estimate for llama.cpp and Ollama) or `safetensors` (an estimate for
+    transformers, vLLM and similar programs)."""
     file_bytes: int
     """The size of the files that hold the weights."""
     header_bytes: int
@@ -365,7 +365,7 @@ class FitReport(FitMemory):
     fits: NotRequired[bool]
     """Whether everything fits, on devices or in the machine's memory."""
     fits_in: Optional[FitsIn]
-    """In what it fits, if it does."""
+    """Where everything fits, if it does."""
     max_context: NotRequired[int]
     """The largest context with which everything fits, at most the trained one; 0 if even a context of 1 does not
     fit."""

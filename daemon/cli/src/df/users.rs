@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_rows_and_the_rest_is_one_of_no_user() {
+    fn each_user_has_a_row_and_the_rest_belongs_to_no_user() {
         let quota = Some(UserLimits { soft_bytes: None, hard_bytes: Some(100 << 30) });
         let ann = ChargedUser {
             uid: Some(1001),

@@ -30,7 +30,7 @@ pub(super) struct Layout {
     claims: fn(&Folder) -> Claims,
 }
 
-/// Of a program that says nothing about its files.
+/// For a program that says nothing about its files.
 fn no_claims(_folder: &Folder) -> Claims {
     Claims::default()
 }

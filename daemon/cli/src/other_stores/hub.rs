@@ -2,7 +2,7 @@
 //!
 //! The layout is that of huggingface_hub 1.x and 2.x: a file of a snapshot is a link into `blobs/` of its repository, which
 //! may itself be a link into `blobs/` of the cache, or it is a regular file where links are not available. A link that leads
-//! out of the cache is not followed unasked. Every commit that is there is imported, that of `main` under the repository's own name.
+//! out of the cache is not followed unasked. Every commit in the cache is imported, that of `main` under the repository's name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -41,10 +41,10 @@ const MODEL_SCOPE: Repositories =
 
 /// The most entries of a snapshot, folders included.
 const MAX_ENTRIES: usize = 100_000;
-/// The most folders in each other.
+/// The greatest depth of folders.
 const MAX_DEPTH: usize = 16;
 
-/// Where the cache may be, the first place first, as huggingface_hub looks for it.
+/// Where the cache may be, in the order in which huggingface_hub looks for it.
 pub(super) fn default_folders() -> Vec<PathBuf> {
     let set = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"].into_iter().filter_map(variable);
     let home = variable("HF_HOME").map(|home| home.join("hub"));

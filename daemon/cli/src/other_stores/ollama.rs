@@ -20,14 +20,14 @@ use super::found::{FoundModel, Problem};
 use super::{ScanOptions, registry_stores, variable};
 use crate::{ErrorBody, file_error};
 
-/// The folders of tags. What the first has counts.
+/// The folders of tags. If both have a tag, that of the first counts.
 pub(super) const MANIFESTS: [&str; 2] = ["manifests-v2", "manifests"];
 /// Directories between such a folder and a tag.
 const DEPTH: usize = 3;
 /// The most entries of all directories that are looked at.
 const MAX_ENTRIES: usize = 100_000;
 
-/// Where the models may be, the first place first: `OLLAMA_MODELS`, the user's, the system service's.
+/// Where the models may be, in this order: `OLLAMA_MODELS`, the user's folder, the system service's.
 pub(super) fn default_folders() -> Vec<PathBuf> {
     let set = variable("OLLAMA_MODELS");
     let own = super::home().map(|home| home.join(".ollama/models"));

@@ -24,7 +24,7 @@ pub(super) struct TensorValues {
     expert: Option<u64>,
     /// The number of the first element.
     first: u64,
-    /// Numbers; what is not finite is `"NaN"`, `"Infinity"` or `"-Infinity"`. Of complex numbers a list of both parts.
+    /// Numbers; what is not finite is `"NaN"`, `"Infinity"` or `"-Infinity"`. A complex number is a list of both parts.
     values: Vec<Json>,
     #[serde(skip)]
     texts: Vec<String>,

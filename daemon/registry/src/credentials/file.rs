@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn file_is_for_its_owner_alone() {
+    fn only_the_owner_may_read_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let file = CredentialFile::at(dir.path().join("credentials.json"));
         file.set(&host("r.example"), &password()).unwrap();

@@ -92,7 +92,7 @@ impl Hub<'_> {
     }
 }
 
-/// Why the files that the patterns choose are no model.
+/// Why the files that the patterns choose are not a model.
 fn refused(repository: &str, error: &FolderError) -> RegistryError {
     let advice = match error {
         FolderError::NoWeights { .. } => "the patterns have to match at least one file with weights".into(),

@@ -27,7 +27,7 @@ async fn blob_comes_from_the_registry_itself() {
 }
 
 #[tokio::test]
-async fn body_that_comes_with_a_location_is_used() {
+async fn body_of_a_response_with_a_location_is_used() {
     let reply = response(200, "Location: ?__sign=abc\r\n", WEIGHTS);
     let server = Server::always(reply).await;
     assert_eq!(fetch(&client(), &server).await.unwrap(), WEIGHTS);

@@ -25,7 +25,7 @@ fn all_kinds_of_manifest_are_accepted() {
 }
 
 #[tokio::test]
-async fn manifest_is_asked_for_plainly_and_its_bytes_are_kept() {
+async fn manifest_is_requested_uncompressed_without_credentials_and_its_bytes_are_kept() {
     let server =
         Server::always(response(200, "Content-Type: text/plain\r\n", manifest_json().as_bytes())).await;
     let manifest = client().manifest(&tiny(&server)).await.unwrap();

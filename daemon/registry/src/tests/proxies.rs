@@ -1,4 +1,4 @@
-//! Proxies of every kind: what they are asked for, and that nothing goes past them.
+//! Proxies of every kind: which requests they get, and that no connection bypasses them.
 
 use std::net::TcpListener;
 
@@ -115,7 +115,7 @@ async fn proxy_that_is_down_or_silent_is_reported() {
     }
 }
 
-/// The connection must not go past the proxy.
+/// The connection must not bypass the proxy.
 #[tokio::test]
 async fn value_that_is_not_understood_ends_the_request() {
     let registry = tls_server(ok(manifest_json().as_bytes()));
@@ -176,8 +176,8 @@ async fn proxy_may_be_reached_over_tls() {
     assert!(text.contains("proxy failed: proxy authorization required; is HTTPS_PROXY right?"), "{text}");
 }
 
-/// No registry can make this machine connect to an address that is nearer than the registry's own, which counts as public
-/// behind a proxy.
+/// A registry cannot redirect to an address of a narrower scope than its own. Behind a proxy, the registry's address
+/// counts as public.
 #[tokio::test]
 async fn redirects_of_a_registry_behind_a_proxy_lead_to_public_addresses_only() {
     let near = Server::always(ok(manifest_json().as_bytes())).await;

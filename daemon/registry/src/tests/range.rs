@@ -46,7 +46,7 @@ async fn whole_file_in_place_of_a_part_is_read_no_further_than_needed() {
 }
 
 #[tokio::test]
-async fn part_that_is_surely_the_requested_one_is_taken() {
+async fn part_that_must_be_the_requested_one_is_accepted() {
     for content_range in
         ["bytes 5-7/14", "BYTES 5-7/14", "bytes=5-7/14", "bytes 5-7/*", "bytes 5-7", "5-7/14", ""]
     {

@@ -62,8 +62,8 @@ type NextPart = dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<Bytes, Incompl
 #[error("the response cannot be completed")]
 pub(crate) struct IncompleteResponse;
 
-/// A part of a response with what counts its memory, a [`Permit`] or the model that it describes, until its last byte
-/// is written or its client has gone.
+/// A part of a response. `_memory` counts the part's memory until its last byte is written or its client has gone: a
+/// [`Permit`], or the model that it describes.
 struct Counted<M> {
     bytes: Vec<u8>,
     _memory: Arc<M>,

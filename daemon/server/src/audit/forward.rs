@@ -129,7 +129,7 @@ mod tests {
         assert!(!forwarder.send(&line));
         let _journal = UnixDatagram::bind(&path).unwrap();
         assert!(forwarder.send(&line));
-        // Its buffer is full at some time.
+        // At some point its buffer is full.
         assert!((0..1_000_000).any(|_| !forwarder.send(&line)));
     }
 }

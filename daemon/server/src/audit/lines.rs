@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn search_backward_ends_inside_a_long_line_when_nobody_wants_it() {
+    fn search_backward_ends_inside_a_long_line_when_it_is_cancelled() {
         let file = file(&vec![b'x'; 10 * BLOCK_BYTES]);
         let blocks = std::cell::Cell::new(0);
         let is_wanted = || blocks.replace(blocks.get() + 1) < 3;

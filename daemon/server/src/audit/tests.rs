@@ -251,7 +251,7 @@ fn each_class_has_room_in_the_queue_that_others_cannot_take() {
     assert_eq!(dropped(Class::Change), 0, "changes have room");
     log.record(record(3));
     assert_eq!(dropped(Class::Change), 1);
-    // The writer takes all of them, and says in each class what is missing.
+    // The writer takes all of them, and reports for each class what is missing.
     let running = log.running.get().unwrap();
     let writer = Writer::new(Arc::clone(&running.directory), LARGE, None, Arc::clone(&running.shared));
     drop(lock(&running.queue).take());
@@ -404,7 +404,7 @@ fn log_of_an_earlier_version_is_read_and_loses_files_only_for_space() {
 }
 
 #[test]
-fn earlier_records_are_counted_up_to_a_number() {
+fn earlier_records_are_counted_up_to_a_limit() {
     let (_folder, path) = folder();
     write(&path, LARGE, 0..30);
     let earlier = |limit, count_earlier| {

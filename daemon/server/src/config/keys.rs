@@ -176,7 +176,7 @@ mod tests {
 
     /// `BLESS=1` writes the table.
     #[test]
-    fn table_in_the_documentation_is_this_one() {
+    fn documentation_has_the_same_table() {
         const HEAD: &str = "| key | default | meaning |\n|---|---|---|\n";
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/CONFIGURATION.md");
         let text = fs::read_to_string(&path).unwrap();

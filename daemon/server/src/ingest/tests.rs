@@ -279,7 +279,7 @@ fn progress_counts_what_is_read_twice() {
     assert!(done == total && total > size + (9 << 20), "{done} of {total}");
 }
 
-/// A file that is another from its `n`th request on.
+/// A file whose content changes at its `n`th request.
 struct Replaced<'f>(InMemory<'f>, usize, &'f [u8]);
 
 impl FileSource for Replaced<'_> {

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn check_without_a_turn_says_nothing_about_the_disk() {
+    async fn check_that_gets_no_turn_does_not_judge_the_disk() {
         let (_folder, daemon) = daemon();
         let turns = &daemon.limits.health.turns;
         let held: Vec<_> = repeat_with(|| turns.try_acquire(UID)).map_while(Result::ok).collect();

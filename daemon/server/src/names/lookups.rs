@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_keeps_what_was_known_and_is_not_an_absence() {
+    fn failure_keeps_the_known_answer_and_does_not_mean_absent() {
         let (answer, _calls, lookups) = controlled();
         answer.send(Ok(Some(user(7, "ann")))).unwrap();
         lookups.ask(&Key::Uid(7), LONG);

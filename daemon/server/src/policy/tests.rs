@@ -122,7 +122,7 @@ fn claimed_registry_denies_and_never_allows() {
     assert!(decided(&policy(Action::Deny, vec![of_files]), 1, &copied).unwrap().0);
 }
 
-/// All that `blobd pull` accepts for the same host.
+/// Every spelling that `blobd pull` accepts for the same host.
 #[test]
 fn no_spelling_of_a_registry_bypasses_a_rule() {
     let deny = Rule { registries: hosts(&["huggingface.co", "10.0.0.7"]), ..rule(Action::Deny) };

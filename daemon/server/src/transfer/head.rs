@@ -13,7 +13,7 @@ use super::{Job, TransferError};
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) plan: SplitPlan,
-    /// If the format is known; of an archive, of each file.
+    /// The facts from the header, if the format is known; for an archive, those of each file.
     pub(super) facts: Vec<ModelFacts>,
     /// The stream of the rest, after the downloaded bytes, if the server sends the whole file.
     pub(super) whole: Option<ByteStream>,
@@ -145,8 +145,8 @@ fn read_header(
     }
 }
 
-/// Downloads half as much as there is, and at most `most` bytes: not much beyond the header, because the rest may be in
-/// the store. Never more than the longest header.
+/// Downloads half as much again as has been downloaded, and at most `most` bytes: not much beyond the header, because the
+/// rest may be in the store. Never more than the longest header.
 fn fetch_more(
     job: &Job<'_>,
     bytes: &mut Vec<u8>,

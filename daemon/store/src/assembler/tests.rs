@@ -157,7 +157,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Waits with a request as long as the chunks requested and in use are as many as promised.
+/// Delays a request while as many chunks as promised are requested or in use.
 struct Bounded<'c> {
     requested: VecDeque<Range<u64>>,
     chunks: &'c AtomicUsize,

@@ -170,7 +170,7 @@ impl Content {
         let Some(StoreError::MissingBlob { digest }) = checked else { return Ok(checked) };
         let problem = self.lower.problem();
         Ok(Some(match (self.blob_status(digest)?, problem) {
-            // It has no length that counts, so it was taken for missing.
+            // It has no length that counts, so it was treated as missing.
             (Some(other), _) if !other.is_file() => {
                 self.root.unexpected_file(layout::blob(digest), other.kind())
             }

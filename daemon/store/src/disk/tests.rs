@@ -256,7 +256,7 @@ fn tree_is_removed_down_to_a_limit() {
     disk.remove_tree(Path::new("t")).unwrap();
     assert_eq!(names(&folder), [""; 0]);
     make(MAX_LEVELS + 1);
-    assert!(disk.remove_tree(Path::new("t")).is_err(), "a directory this deep is taken for a file");
+    assert!(disk.remove_tree(Path::new("t")).is_err(), "a directory this deep is treated as a file");
     assert_eq!(names(&folder), ["t"]);
 }
 

@@ -1,6 +1,6 @@
 //! The copy of the catalog on disk, in sled 0.34.7, with workarounds for that version:
 //!
-//! - A snapshot whose writing was interrupted is taken for the newest and makes the database unreadable:
+//! - A snapshot whose writing was interrupted is read as the newest and makes the database unreadable:
 //!   it is deleted before opening.
 //! - Only plain inserts: batches of a few operations and transactions deadlock it.
 //! - Its `flush` does not fsync on Linux: its files are synced here when it is closed.
@@ -298,7 +298,7 @@ mod tests {
 
     use super::*;
 
-    /// An empty directory as that of the database, and its owner.
+    /// An empty directory for the database, and its owner.
     fn directory() -> (TempDir, Directory, u32) {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::open(folder.path()).unwrap();

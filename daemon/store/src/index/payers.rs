@@ -320,7 +320,7 @@ mod tests {
         (catalog, claims)
     }
 
-    /// By the definition, with sets.
+    /// The result by the definition, computed with sets.
     fn expected(catalog: &Catalog, claims: &[Claim]) -> BTreeMap<Option<u32>, UserShare> {
         let mut of_users: BTreeMap<Option<u32>, HashMap<Part, u64>> = BTreeMap::new();
         for claim in claims {

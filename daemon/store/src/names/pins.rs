@@ -27,7 +27,7 @@ struct Record {
 }
 
 impl Record {
-    /// blobd writes no longer files.
+    /// A longer file was not written by blobd.
     const MAX_BYTES: u64 = 64;
 }
 

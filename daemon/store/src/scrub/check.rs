@@ -91,7 +91,7 @@ impl DiskReader {
             Err(error) => return verdict_on_status_error(digest, error),
         };
         if !seen.is_file() {
-            return Ok(bad(store, digest, &seen, "is no regular file".to_owned()));
+            return Ok(bad(store, digest, &seen, "is not a regular file".to_owned()));
         }
         let first = match self.reading(store, digest, gate)? {
             Reading::Right => return Ok(verdict_on_mode(&seen)),

@@ -151,11 +151,11 @@ mod tests {
         assert_eq!(cursor.blobs, 1, "it is the same pass");
         cursor.end(2_000_002);
         assert_eq!(cursor.ended_by(2_000_002), Some(2_000_002));
-        // One that begins and ends within a second is over.
+        // A pass that begins and ends within a second is complete.
         cursor.begin(3_000_000);
         cursor.end(3_000_000);
         assert_eq!(cursor.due_in(3_000_000, DAY), DAY);
-        // One that began in the future is followed by another.
+        // A pass that began in the future is followed by another.
         cursor.begin(4_102_444_800);
         cursor.end(4_000_000);
         assert_eq!(cursor.due_in(4_000_000, DAY), Duration::ZERO);

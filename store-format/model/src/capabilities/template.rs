@@ -124,14 +124,14 @@ mod tests {
     }
 
     #[test]
-    fn longer_name_is_another_name() {
+    fn names_are_compared_as_a_whole() {
         let caps = |template| GoTemplate::new(template).capabilities();
         assert_eq!(caps("{{ .ToolsX }}{{ .Suffixes }}").iter().filter(|(_, is)| *is).count(), 0);
         assert_eq!(caps("{{ .Thinking }}")[2], ("thinking", false), "without messages");
     }
 
     #[test]
-    fn thoughts_in_a_field_of_their_own_are_not_tagged() {
+    fn thoughts_are_not_tagged_if_the_template_reads_them_from_a_field() {
         let thinks = |text| ChatTemplate(text).capabilities()[2].1;
         assert!(thinks("<think>x</think>"));
         assert!(!thinks("<think>"));

@@ -94,7 +94,7 @@ fn configuration_comes_first_and_nothing_is_named_twice() {
 }
 
 #[test]
-fn towers_and_projectors_tell_vision_and_audio() {
+fn towers_and_projectors_mean_vision_and_audio() {
     let block = || Value::from(1_u32);
     let omni = [("vision.block_count", block()), ("audio.block_count", block())];
     assert_eq!(of(&header("gemma4", &omni, &[])), ["completion", "vision", "audio"]);
@@ -132,7 +132,7 @@ fn gpt_oss_thinks_in_every_spelling() {
 }
 
 #[test]
-fn vocabulary_with_a_template_completes_nothing() {
+fn vocabulary_with_a_template_has_no_completion() {
     let tokens = ("tokenizer.ggml.tokens", Value::strings([b"a".to_vec()]));
     let template = ("tokenizer.chat_template", Value::from("tools"));
     assert_eq!(of(&header("llama", &[tokens, template], &[])), [""; 0]);

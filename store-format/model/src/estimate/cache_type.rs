@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_go_both_ways_and_are_those_of_the_tensor_types() {
+    fn names_are_parsed_back_and_equal_those_of_the_tensor_types() {
         for cache_type in CacheType::ALL {
             assert_eq!(cache_type.name().parse(), Ok(cache_type));
             assert_eq!(cache_type.name().to_uppercase().parse(), Ok(cache_type));

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_and_division_by_zero_stay() {
+    fn overflow_and_division_by_zero_are_propagated() {
         let large = Number::from(u64::MAX);
         assert_eq!(bytes(large), Some(u64::MAX));
         assert_eq!(bytes(large + 1), None);

@@ -3,7 +3,7 @@
 use super::*;
 use blobd_store_format::gguf::{GgmlType, GgufWriter, Value};
 
-/// The header with these metadata and tensors.
+/// A header with this metadata and these tensors.
 fn header(keys: &[(&str, Value)], tensors: &[&str]) -> Header {
     let mut writer = GgufWriter::new();
     for (key, value) in keys {
@@ -95,7 +95,7 @@ fn architecture_decides_for_files_that_declare_no_type() {
 }
 
 #[test]
-fn pooling_tells_embedding_models_and_rerankers() {
+fn pooling_distinguishes_embedding_models_and_rerankers() {
     let rank = 4_u32;
     for (name, pooling, kind) in [
         ("bert", Value::from(1_u32), ModelKind::Embedding),
@@ -128,7 +128,7 @@ fn encoder_with_a_classifier_is_a_reranker() {
 }
 
 #[test]
-fn tensors_tell_the_kind_of_files_without_metadata() {
+fn tensors_determine_the_kind_of_files_without_metadata() {
     for (tensors, kind) in [
         (&["blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b"][..], ModelKind::Adapter),
         (&["blk.0.ffn_up.weight.in_sum2", "blk.0.ffn_up.weight.counts"], ModelKind::Imatrix),

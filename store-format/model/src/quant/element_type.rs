@@ -165,7 +165,7 @@ fn six_bits(bytes: &[u8]) -> impl Iterator<Item = u8> {
 mod tests {
     use super::*;
 
-    /// The values of every code of the small floats as PyPI's `ml_dtypes` has them: the upper halves of the `f32`
+    /// The values of every code of the small floats, as computed by PyPI's `ml_dtypes`: the upper halves of the `f32`
     /// numbers, whose lower halves are 0.
     const ML_DTYPES: &str = include_str!("element_type/ml_dtypes.txt");
 

@@ -34,7 +34,7 @@ macro_rules! rows {
 }
 
 // Formulas: `d` is a block's scale, `dmin` and `m` are minimums, `q` is the element's quant, an unsigned
-// number of so many bits unless it is said to be signed, `i` the element's number in the block. `x[i/16]` is
+// number with this number of bits, unless it is said to be signed, `i` the element's number in the block. `x[i/16]` is
 // shared by 16 elements. `k4` and `e2m1` are the 16 values of IQ4_NL and of MXFP4, `grid` the row of the
 // type's codebook that `q` names, and `sign` is 1 or -1.
 rows! {

@@ -182,7 +182,7 @@ fn scale_of_q8_k_has_32_bits() {
 
 #[test]
 fn ollamas_mxfp4_has_neighbours_in_one_byte() {
-    // Exponent 128 is a scale of 2, which is half of it times the doubled values.
+    // Exponent 128 is a scale of 2; the formula multiplies half of it by doubled values.
     let block: Vec<u8> = [128].into_iter().chain((0..16).map(|i| i | ((15 - i) << 4))).collect();
     let (ollama, ggml) = (numbers(GgmlType::MXFP4_OLLAMA, &block), numbers(GgmlType::MXFP4, &block));
     assert_eq!(ollama[..6], [0.0, -12.0, 1.0, -8.0, 2.0, -6.0]);

@@ -60,8 +60,7 @@ fn tensors(file: &[u8]) -> Tensors {
     tensors.collect()
 }
 
-/// A tensor of a type without a known size ends where the next one starts, so padding is added to it. It starts
-/// with its bytes.
+/// Compares tensors. One of an unknown type ends where the next one starts, so padding may follow its bytes.
 fn assert_same_tensors(found: &Tensors, expected: &Tensors) {
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(expected) {
@@ -232,7 +231,7 @@ fn every_shard_records_an_alignment_that_is_not_the_default() {
         assert_eq!(header.alignment(), 128);
         assert!(is_packed(&shard));
     }
-    // Shards that are kept are changed one by one.
+    // If the shards stay separate, each of them is changed.
     let shards = rewrite(&[file_of(&small())], &split(64)).unwrap();
     let options = RewriteOptions { alignment: Some(256), ..RewriteOptions::default() };
     for shard in rewrite(&shards, &options).unwrap() {

@@ -1,4 +1,4 @@
-//! Recipes that each version wrote: they are read for ever, as the same values.
+//! Recipes as each version wrote them. Every later version reads them as the same values.
 
 use super::*;
 
@@ -84,7 +84,7 @@ fn version_2_is_an_archive() {
     assert!(weights.header().is_some() && recipe.header().is_none());
 }
 
-/// A GGUF file without tensors has its header in a blob; whether it was one, its name says.
+/// A GGUF file without tensors is stored as a header blob; only its name shows that it was a GGUF file.
 #[test]
 fn file_without_tensors_in_an_earlier_archive_has_the_format_of_its_name() {
     let renamed = ARCHIVE.replace("m/noise.bin", "m/VOCAB.gguf");
@@ -138,7 +138,7 @@ fn version_7_is_a_split_file_that_has_only_parts_of_some_blobs() {
     assert!(outline.digests().iter().copied().eq(recipe.digests()));
 }
 
-/// Each version had the fields of its kind alone.
+/// Each version had only the fields of its kind.
 #[test]
 fn earlier_version_with_the_fields_of_another_is_refused() {
     for (json, from, to) in [

@@ -20,7 +20,7 @@ impl Drop for Running {
     }
 }
 
-/// A server whose daemon is never there.
+/// A server that has no daemon.
 async fn start() -> Running {
     start_with(HEAD_TIMEOUT).await
 }
@@ -74,7 +74,7 @@ async fn token_is_exchanged_once_for_a_key_that_opens_the_data() {
     assert!(has_status(&running.redeem(running.token.as_str(), "").await, 403), "it works once");
     let header = format!("X-Blobd-Key: {key}\r\n");
     let answer = running.get("/api/df", &header).await;
-    // The daemon is not there, which the page is told.
+    // There is no daemon, and the page gets this error.
     assert!(has_status(&answer, 200) && answer.contains("\"error\""), "{answer}");
     for path in ["/api/remove", "/v1/df", "/session", "/../etc/passwd"] {
         assert!(has_status(&running.get(path, &header).await, 404), "{path}");

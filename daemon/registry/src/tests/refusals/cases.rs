@@ -1,4 +1,4 @@
-//! The refusals: what servers of many kinds send, and what hostile ones could.
+//! The refusals: what servers of many kinds send, and what hostile servers could send.
 
 use super::{Asked, Body, Case};
 use crate::tests::gzip;

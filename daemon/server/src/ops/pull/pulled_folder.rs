@@ -33,7 +33,7 @@ pub(super) fn check(
     let by_path: BTreeMap<&str, &Descriptor> =
         files.iter().filter_map(|file| Some((file.name.as_deref()?, &file.descriptor))).collect();
     let listed = by_path.iter().map(|(path, file)| FolderFile { path: (*path).to_owned(), size: file.size });
-    // One file, or GGUF files, are no folder.
+    // One file, or GGUF files, are not a folder.
     let Ok(folder) = ListedFolder::new(listed, &Selection::default()) else { return Ok(Vec::new()) };
     let mut texts = Texts::new();
     for path in folder.texts() {

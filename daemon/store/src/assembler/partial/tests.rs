@@ -282,7 +282,7 @@ fn resume_time_is_linear_in_the_number_of_tensors() {
     assert!(many < few * 10 + Duration::from_millis(500), "{few:?} and {many:?}");
 }
 
-/// The shortest of three attempts to resume a download with so many tensors.
+/// The shortest of three attempts to resume a download with this many tensors.
 fn resume_time(tensors: u64) -> Duration {
     use blobd_store_format::gguf::{GgmlType, GgufWriter, Header};
     let mut writer = GgufWriter::new();

@@ -57,7 +57,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn set_agrees_with_one_of_single_bytes(
+        fn set_equals_a_set_of_single_bytes(
             steps in prop::collection::vec((any::<bool>(), 0u64..64, 0u64..24), 0..24),
             queried in (0u64..64, 0u64..64),
         ) {

@@ -171,7 +171,7 @@ fn store_that_is_its_own_lower_store_is_left_out() {
     assert!(store.content.lower_stores().remove(0).state.unwrap_err().contains("the writable store itself"));
 }
 
-/// Whatever is wrong with a lower store, this store goes on.
+/// Whatever is wrong with a lower store, this store works.
 #[test]
 fn malformed_lower_store_prevents_no_change_of_this_one() {
     let stores = Stores::new();
@@ -189,13 +189,13 @@ fn malformed_lower_store_prevents_no_change_of_this_one() {
     }
 }
 
-/// A blob that can be seen and not opened, as one of mode 0600, is not there.
+/// A blob that exists and cannot be opened, such as one of mode 0600, counts as missing.
 #[test]
 fn unreadable_blob_of_a_lower_store_is_stored_again() {
     let stores = Stores::new();
     let blob = stores.lower().join(layout::blob(Digest::of(b"first")));
     fs::remove_file(&blob).unwrap();
-    // Root may read every file, but a directory is no file.
+    // Root may read every file, but a directory is not a file.
     fs::create_dir(&blob).unwrap();
     let store = stores.open();
     add(&store, "mine", b"config", [b"first", b"mine"]);
@@ -241,7 +241,7 @@ fn name_of_a_lower_store_keeps_its_content_too() {
     };
     let refused = give(NameRule { replace_of_others: true, ..NameRule::default() });
     assert!(matches!(refused, Err(StoreError::NameTaken { .. })), "{refused:?}");
-    // The users who are no administrators do not change for all what a name of a site means.
+    // Users who are not administrators cannot change for all users what a name of the lower store means.
     let refused = give(NameRule { uid: 1001, replace: true, ..NameRule::default() });
     assert!(matches!(refused, Err(StoreError::NameOfAnother { adder: None, .. })), "{refused:?}");
     assert!(is_whole(&store, "site"));

@@ -27,7 +27,7 @@ fn below(store: &Store, path: &str) -> u64 {
     all(store, path) - own(&store.path(path))
 }
 
-/// Writes a file of so many KiB, with the directories above it.
+/// Writes a file of this many KiB, with the directories above it.
 fn write(store: &Store, path: &str, kib: usize) -> u64 {
     let path = store.path(path);
     fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -218,7 +218,7 @@ fn transaction_beyond_the_limit_is_refused_before_it_writes() {
         panic!("{error}")
     };
     assert_eq!((uid, needed, used, limit_bytes), (ANN, needed_bytes, used_bytes, limit));
-    // Of what is stored already only the new name costs something, and others have their own limits.
+    // If the data is stored already, only the new name is charged; other users have limits of their own.
     add_with(limited(), "m:c", &[content(1, 60 * KIB)]).unwrap();
     add_with(ingest(&store, BOB, Verb::Pull).within_quota(Some(limit)), "m:d", &[content(2, 60 * KIB)])
         .unwrap();

@@ -220,7 +220,7 @@ fn reason_to_keep(
     unleased.any(|digest| is_held_by_a_program(store, digest)).then_some("mapped by a running program")
 }
 
-/// Origins such as `import FILE` and `edit MODEL` are no sources.
+/// Origins such as `import FILE` and `edit MODEL` cannot be pulled again.
 pub(crate) fn is_pullable(origin: &str) -> bool {
     origin.parse::<PulledSource>().is_ok()
 }

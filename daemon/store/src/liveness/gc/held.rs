@@ -168,7 +168,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("60").stdin(blob).spawn().unwrap();
         let described = format!("process {} (sleep), which has it open or mapped", child.id());
         let expected = BTreeMap::from([(digest, BTreeSet::from([described]))]);
-        // Its name is that of this process until it has started.
+        // Until it has started, its name is that of this process.
         let begun = std::time::Instant::now();
         while found() != expected && begun.elapsed() < Duration::from_secs(10) {
             thread::sleep(Duration::from_millis(5));

@@ -127,7 +127,7 @@ fn file_system_is_synced_before_the_first_blob_is_deleted_and_only_then() {
     assert_eq!(blobs.len(), 2);
 }
 
-/// Sets the times of a file to so many days ago.
+/// Sets the times of a file to this many days ago.
 fn age(path: &Path, days: u64) {
     let then = SystemTime::now() - Duration::from_secs(days * 86400);
     let file = File::options().append(true).open(path).unwrap();

@@ -236,7 +236,7 @@ fn pin_is_ended_by_the_user_who_set_it_and_by_administrators() {
     store.names.check_change(&name("n"), ADMINISTRATOR).unwrap();
     assert!(store.names.unpin(&name("n")).unwrap());
     store.names.check_change(&name("n"), user(ANN)).unwrap();
-    // An unreadable one protects.
+    // An unreadable pin protects the name.
     store.names.pin(&name("n"), Pinner::User(ANN)).unwrap();
     std::fs::write(store.path(blobd_store_format::layout::pin(&name("n"))), "x").unwrap();
     assert!(refused(store.names.check_change(&name("n"), user(ANN))));

@@ -271,7 +271,7 @@ fn bytes_that_were_checked_are_counted() {
 }
 
 #[test]
-fn what_both_reads_found_is_named_once() {
+fn finding_of_both_reads_is_named_once() {
     let (folder, store, digest) = store_with(b"weights");
     overwrite_blob(&folder, digest, b"veights");
     let reason = format!("its 7 bytes have the digest {}", Digest::of(b"veights"));

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_and_experts_are_told_by_their_names() {
+    fn outputs_and_experts_are_recognised_by_their_names() {
         let is_output = |name| TensorName::new(name).is_output;
         assert!(["lm_head.weight", "model.norm.weight", "transformer.ln_f.bias"].into_iter().all(is_output));
         assert!(!is_output("model.layers.0.norm.weight") && !is_output("model.embed_tokens.weight"));

@@ -99,7 +99,7 @@ fn blocks_with_a_window_keep_the_window_and_a_batch() {
             let settings = settings(32768, parallel, CacheType::F16);
             assert_eq!(kv(&header, &settings), expected, "{architecture}");
         }
-        // No longer than the context.
+        // At most as long as the context.
         assert_eq!(kv(&header, &settings(500, 1, CacheType::F16)), [512 * TOKEN; 8], "{architecture}");
     }
 }

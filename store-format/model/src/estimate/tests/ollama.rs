@@ -132,7 +132,7 @@ fn layers_that_fit_are_right_at_every_boundary_byte() {
             assert!(!estimate.place(&[required - 1]).fits(), "{name}");
         }
     }
-    // Every block and the output, one byte less, exactly and one byte more, in two cases of each model.
+    // At the boundary of every block and of the output: one byte less, exactly, and one byte more. Two cases per model.
     assert!(rows > 4000, "{rows}");
 }
 
@@ -238,7 +238,7 @@ fn files_without_a_rule_have_an_estimate_of_their_weights_that_never_fits() {
             assert_eq!(models.largest_context(&Settings::default(), which, &[1 << 50]), Ok(None), "{basis}");
         }
     }
-    // llama.cpp does not know it; Ollama's fallback holds for any name.
+    // llama.cpp does not know the architecture; Ollama's fallback applies to any.
     let tensor: &[(&str, GgmlType, &[u64])] = &[("blk.0.attn_q.weight", GgmlType::F32, &[64])];
     let header = header("unheard-of", &[("block_count", Value::U32(1))], tensor);
     let basis = |which| set(&header).estimate(&Settings::default(), which).unwrap().basis;
@@ -285,7 +285,7 @@ fn every_tensor_is_in_one_part_of_the_estimate() {
     let settings = Settings { context: 0, ..Settings::default() };
     for basis in [Basis::Ollama, Basis::LlamaCpp] {
         let estimate = models.estimate(&settings, basis).unwrap();
-        // Of 8 MiB, the embedding stays in the machine's memory; blk.7 is beyond the only block.
+        // The embedding of 8 MiB stays in the machine's memory; the only block is 0, so blk.7 is outside of the blocks.
         assert_eq!((estimate.weights_bytes, estimate.input_weights_bytes), (8 << 20, 1 << 20));
         assert_eq!(estimate.other_weights_bytes, 4 << 20);
         assert!(!estimate.place(&[(7 << 20) - 1]).fits());
@@ -350,7 +350,7 @@ fn vision_without_a_patch_size_counts_its_weights_only() {
     assert!(estimate.missing_keys.contains(&"gemma3.vision.patch_size".to_owned()));
 }
 
-/// A llama of four blocks, all alike.
+/// A llama with four equal blocks.
 fn four_blocks() -> Header {
     let blocks: Vec<String> = (0..4).map(|block| format!("blk.{block}.attn_q.weight")).collect();
     let shape: &[u64] = &[1024, 1024];

@@ -64,7 +64,7 @@ const KEYS: [&str; 26] = [
     "vision.max_num_tiles",
 ];
 
-/// Small numbers, limits and any number.
+/// A small number, a limit, or any number.
 fn number() -> impl Strategy<Value = u32> {
     prop_oneof![0..9_u32, 9..10_000_u32, Just(u32::MAX), any::<u32>()]
 }

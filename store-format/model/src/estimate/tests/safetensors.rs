@@ -1,11 +1,11 @@
-//! Safetensors models: the KV cache of real configurations, and what leaves only the weights.
+//! Safetensors models: the KV cache of real configurations, and models of which only the weights are known.
 
 use blobd_store_format::safetensors::{self, Dtype, HeaderWriter};
 use serde_json::{Value as Json, json};
 
 use super::*;
 
-/// One tensor of the block that every model needs, and others.
+/// A tensor in each block, and others.
 fn header(blocks: u64, more: &[(&str, Dtype, &[u64])]) -> safetensors::Header {
     let mut writer = HeaderWriter::new();
     for block in 0..blocks {
@@ -89,7 +89,7 @@ fn cache_has_the_sequences_and_the_types_that_are_asked_for() {
 }
 
 #[test]
-fn shapes_of_the_projections_stand_in_for_defaults_and_must_agree() {
+fn shapes_of_the_projections_replace_missing_settings_and_must_agree_with_given_ones() {
     // Gemma 3 4B, whose configuration leaves out the heads: 29 blocks with a window of 1024, 5 without.
     let gemma3 = json!({"model_type": "gemma3", "text_config": {
         "model_type": "gemma3_text", "num_hidden_layers": 34, "hidden_size": 2560, "sliding_window": 1024,
@@ -114,7 +114,7 @@ fn shapes_of_the_projections_stand_in_for_defaults_and_must_agree() {
         basis,
         "weights only: config.json says 512 elements for the keys of a token, the weights have 1024"
     );
-    // Rows of packed elements say nothing.
+    // The length of a packed row does not show how many elements it has.
     let packed = header(32, &[("model.layers.0.self_attn.k_proj.weight", Dtype::U8, &[7, 4096])]);
     assert!(model(&packed, &llama3()).estimate(&Settings::default()).unwrap().has_rule);
 }

@@ -205,7 +205,7 @@ fn document_draws_the_block_of_every_type() {
 }
 
 #[test]
-fn document_says_where_every_type_comes_from() {
+fn document_names_the_source_of_every_type() {
     let rows = table("## Origin");
     let names: Vec<_> = rows.iter().map(|row| row[0].as_str()).collect();
     let expected: Vec<_> = BlockLayout::all().map(|layout| layout.ggml_type().name()).collect();

@@ -39,7 +39,7 @@ const CONFIG: &str = "application/vnd.docker.container.image.v1+json";
 const TENSOR_BYTES: usize = 200 << 10;
 const TENSORS: usize = 6;
 
-/// In place of a fine-tune: a tensor with other bytes, which samples find.
+/// In place of a fine-tuned tensor: a tensor with other bytes, which samples find.
 const RETRAINED: usize = 9;
 
 /// A file whose tensors are these fine-tunes of a common base. They differ from it in three bits, which samples miss.
@@ -308,7 +308,7 @@ fn download_that_another_source_began_is_not_continued_after_it_has_changed_the_
     evil.publish(&tuned, &mixed, true);
     assert_eq!(from_store(&site.plan(GUEST, &evil)), [0; 3]);
     site.pull(GUEST, &evil, "stolen").unwrap_err();
-    // What a guest has received is the guest's, whatever others have.
+    // Bytes that a guest has received belong to the guest, whatever other users have.
     evil.publish(&tuned, &tuned, true);
     site.pull(GUEST, &evil, "own").unwrap();
 }

@@ -13,7 +13,7 @@ fn file() -> Digest {
     Digest::of(&content(1, SIZE))
 }
 
-/// Continues the download of [`file`], and writes so many KiB from its start.
+/// Continues the download of [`file`], and writes this many KiB from its start.
 fn receive(ingest: &Ingest, uid: u32, kib: usize) -> Result<Assembler, StoreError> {
     let partial = PartialFile::open(ingest.store(), file(), SIZE as u64)?;
     let partial = partial.about(DownloadAbout::for_pull("m".to_owned(), "a source".to_owned(), uid));
@@ -129,7 +129,7 @@ fn displaced_models_make_room_in_a_quota_if_they_suffice() {
         assert!(store.liveness.has_displaced().unwrap(), "this deletes nothing");
         let made = limited.reserve_quota(bytes);
         assert_eq!((made.is_ok(), store.liveness.has_displaced().unwrap()), (is_made, !is_made), "{made:?}");
-        // Other users' quotas are not made room in by it.
+        // It makes no room in the quotas of other users.
         let (_folder, store) = displaced();
         let other = ingest(&store, BOB, Verb::Pull).within_quota(Some(block));
         assert!(other.reserve_quota(2 * block).is_err() && store.liveness.has_displaced().unwrap());

@@ -41,7 +41,7 @@ fn members_share_a_limit_and_the_error_names_the_group() {
         text.starts_with("the quota of group lab is ") && text.contains(" are used; this needs "),
         "{text}"
     );
-    // Of what a member has stored, only the name costs something.
+    // For data that a member has stored, only the name is charged.
     add_with(pooled(&store, BOB, Verb::Tag), "m:c", &[content(1, 60 * KIB)]).unwrap();
     assert_eq!(used(&store, &lab), of(&store, ANN) + of(&store, BOB));
     // Others are not limited, and do not count.
@@ -177,7 +177,7 @@ fn no_sequence_of_changes_adds_beyond_a_quota_or_a_pool() {
     });
 }
 
-/// Says who is a member only of users that it was asked to find out about.
+/// Knows the membership only of users that it was asked to look up.
 #[derive(Debug, Default)]
 struct Looked(std::sync::Mutex<BTreeSet<u32>>);
 

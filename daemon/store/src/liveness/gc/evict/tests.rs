@@ -7,7 +7,7 @@ use super::*;
 use crate::testing::{begin, manifest, name, new_store};
 use crate::{NameRule, Pinner, SpacePolicy, Store};
 
-/// A block of the disk, in which each file of the tests ends.
+/// The size of a block of the disk, on which files are allocated.
 const BLOCK: usize = 4096;
 
 fn add(store: &Arc<Store>, reference: &str, files: &[&[u8]]) {
@@ -26,7 +26,7 @@ fn set_eviction(store: &Store, eviction: Eviction) {
     store.ledger.set_space_policy(SpacePolicy { eviction, ..SpacePolicy::default() }).unwrap();
 }
 
-/// A store with models of one file each, of so many blocks. They were used in this order, after they were added.
+/// A store with models of one file each, of this many blocks. They were used in this order, after they were added.
 fn store_of(models: &[(&str, usize)]) -> (tempfile::TempDir, Arc<Store>) {
     let (folder, store) = new_store();
     set_eviction(&store, Eviction::All);
@@ -71,7 +71,7 @@ fn least_recently_used_models_are_evicted_until_enough_is_free() {
         (8, ["a", "b", "c"], &[]),
         (6, ["b", "c", "a"], &[("b", 2), ("c", 6)]),
         (7, ["c", "b", "a"], &[("c", 4), ("b", 6), ("a", 7)]),
-        // What is not needed after a larger model is spared.
+        // A model that need not be evicted after a larger one is spared.
         (2, ["a", "b", "c"], &[("b", 2)]),
         (4, ["a", "b", "c"], &[("c", 4)]),
         (5, ["a", "b", "c"], &[("a", 1), ("c", 5)]),

@@ -1,4 +1,4 @@
-//! Where the bytes of models are that have lost their tags.
+//! What happens to the bytes of models that have lost their tags.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{Actor, Store, Verb};
 
 const BLOCK: u64 = 4096;
 
-/// A file of so many blocks.
+/// A file of this many blocks.
 fn file(seed: u8, blocks: usize) -> Vec<u8> {
     vec![seed; blocks * 4096]
 }
@@ -45,7 +45,7 @@ fn lost(model: &Untagged, freed: u64, reclaimable: u64, kept: &[KeptBytes]) -> L
     }
 }
 
-/// Models `a` and `b` with files of their own (1 and 2 blocks) and of both (4), each with one of `c` (8 and 16).
+/// Models `a` and `b` have one file each (1 and 2 blocks) and share one (4). Each shares another with `c` (8 and 16).
 fn three_models() -> (tempfile::TempDir, Arc<Store>, [Untagged; 2]) {
     let (folder, store) = new_store();
     let [of_a, of_b, of_both, first, second] = [file(1, 1), file(2, 2), file(3, 4), file(4, 8), file(5, 16)];

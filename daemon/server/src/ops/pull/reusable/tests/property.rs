@@ -61,7 +61,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Which bytes of each file were served as they are in the file, and how many as they are not.
+/// Which bytes of each file were served as they are in the file, and how many bytes differed from it.
 #[derive(Clone, Default)]
 struct Served {
     right: [BTreeSet<(usize, usize)>; 4],
