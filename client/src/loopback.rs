@@ -10,14 +10,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::header::{HOST, HeaderMap, ORIGIN};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, ORIGIN};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response};
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
+
+use crate::protocol::error::{ErrorBody, ErrorResponse};
 
 /// How long a client may take to send the head of a request, or to begin the next one.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,6 +35,31 @@ const LAST_RESPONSE: Duration = Duration::from_secs(120);
 
 /// A response whose body is in memory.
 pub type LoopbackResponse = Response<Full<Bytes>>;
+
+/// A response of this type, which no cache may keep.
+#[must_use]
+pub fn response(status: StatusCode, media_type: &'static str, content: Bytes) -> LoopbackResponse {
+    let mut response = Response::new(Full::new(content));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// A response with a JSON document.
+#[must_use]
+pub fn json_response(status: StatusCode, value: &impl Serialize) -> LoopbackResponse {
+    // Strings can always be serialised.
+    response(status, "application/json", serde_json::to_vec(value).unwrap_or_default().into())
+}
+
+/// The response to a request that failed.
+#[must_use]
+pub fn error_response(error: ErrorBody) -> LoopbackResponse {
+    let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    json_response(status, &ErrorResponse { error })
+}
 
 /// A server that listens.
 #[derive(Debug)]

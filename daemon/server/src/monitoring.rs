@@ -11,15 +11,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use blobd_client::loopback::{HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin};
-use blobd_client::protocol::error::{ErrorBody, ErrorCode, ErrorResponse};
+use blobd_client::loopback::{
+    HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin, error_response, json_response, response,
+};
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::upkeep::HealthStatus;
-use bytes::Bytes;
-use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
-use serde::Serialize;
+use hyper::{Method, Request, StatusCode};
 use tokio::sync::Semaphore;
 
 pub(crate) use health::health;
@@ -77,15 +75,15 @@ fn cannot_listen(address: SocketAddr, error: &io::Error) -> ErrorBody {
 async fn respond(daemon: &Arc<Daemon>, request: &Request<Incoming>) -> LoopbackResponse {
     if check_origin(request.headers()).is_err() {
         let message = "the request is not for this machine, or comes from a page of another site";
-        return error(
+        return error_response(
             ErrorBody::new(ErrorCode::Denied, message).with_hint("use the address of metrics.listen"),
         );
     }
     match (request.method(), request.uri().path()) {
         (&Method::GET, "/metrics") => {
             match scrape(daemon, daemon.work.scrapes.acquire(own_uid()).await.into()).await {
-                Ok(text) => with_type(StatusCode::OK, TEXT_FORMAT, text.into()),
-                Err(body) => error(body),
+                Ok(text) => response(StatusCode::OK, TEXT_FORMAT, text.into()),
+                Err(body) => error_response(body),
             }
         }
         (&Method::GET, "/health") => {
@@ -94,11 +92,11 @@ async fn respond(daemon: &Arc<Daemon>, request: &Request<Incoming>) -> LoopbackR
                 HealthStatus::Failing => StatusCode::SERVICE_UNAVAILABLE,
                 HealthStatus::Ok | HealthStatus::Degraded => StatusCode::OK,
             };
-            json(status, &health)
+            json_response(status, &health)
         }
         _ => {
             let message = "request: not known on this port: expected GET /metrics or GET /health";
-            error(ErrorBody::new(ErrorCode::NotFound, message))
+            error_response(ErrorBody::new(ErrorCode::NotFound, message))
         }
     }
 }
@@ -108,21 +106,4 @@ fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-fn error(error: ErrorBody) -> LoopbackResponse {
-    let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    json(status, &ErrorResponse { error })
-}
 
-fn json(status: StatusCode, value: &impl Serialize) -> LoopbackResponse {
-    // Strings can always be serialised.
-    with_type(status, "application/json", serde_json::to_vec(value).unwrap_or_default().into())
-}
-
-fn with_type(status: StatusCode, media_type: &'static str, content: Bytes) -> LoopbackResponse {
-    let mut response = Response::new(Full::new(content));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response
-}

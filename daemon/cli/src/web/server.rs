@@ -10,17 +10,17 @@ use std::time::Duration;
 
 use blobd_client::error::ClientError;
 use blobd_client::loopback::{
-    CrossSiteRequest, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin,
+    CrossSiteRequest, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin, error_response,
+    json_response, response,
 };
 use blobd_client::protocol::error::ErrorResponse;
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use hyper::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
-    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
 };
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -39,10 +39,10 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const HEADERS: [(HeaderName, &str); 6] = [
+    (CONTENT_SECURITY_POLICY, POLICY),
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (X_FRAME_OPTIONS, "DENY"),
     (REFERRER_POLICY, "no-referrer"),
-    (CACHE_CONTROL, "no-store"),
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
 ];
@@ -90,7 +90,7 @@ impl WebServer {
         let shared = Arc::clone(&self.shared);
         let respond = move |request| {
             let shared = Arc::clone(&shared);
-            async move { respond(&shared, request).await }
+            async move { with_headers(respond(&shared, request).await) }
         };
         self.server.serve(respond).await;
     }
@@ -104,7 +104,7 @@ async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> LoopbackRe
     match (&method, uri.path()) {
         (&Method::POST, "/session") => redeem(shared, request).await,
         (&Method::GET, path) => match routes::asset(path) {
-            Some(asset) => with_type(StatusCode::OK, asset.media_type, asset.content.into()),
+            Some(asset) => response(StatusCode::OK, asset.media_type, asset.content.into()),
             None => match (routes::request(&uri), shared.access.check_key(request.headers())) {
                 (Some(question), Ok(())) => answer(shared, question).await,
                 (Some(_), Err(refusal)) => refused(refusal),
@@ -118,29 +118,30 @@ async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> LoopbackRe
 async fn redeem(shared: &Shared, request: Request<Incoming>) -> LoopbackResponse {
     let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
     let Ok(Ok(body)) = timeout(HEAD_TIMEOUT, body).await else {
-        return error(ErrorBody::new(ErrorCode::InvalidRequest, "session: the token was not received"));
+        let message = "session: the token was not received";
+        return error_response(ErrorBody::new(ErrorCode::InvalidRequest, message));
     };
     match shared.access.redeem(&body.to_bytes()) {
-        Ok(key) => json(StatusCode::OK, &Session { key: key.as_str() }),
+        Ok(key) => json_response(StatusCode::OK, &Session { key: key.as_str() }),
         Err(refusal) => refused(refusal),
     }
 }
 
 async fn answer(shared: &Arc<Shared>, question: routes::Request) -> LoopbackResponse {
     let Ok(_permit) = shared.questions.acquire().await else {
-        return error(ErrorBody::new(ErrorCode::Internal, "web: the server is ending"));
+        return error_response(ErrorBody::new(ErrorCode::Internal, "web: the server is ending"));
     };
     let relay = shared.relay.clone();
     let asked = tokio::task::spawn_blocking(move || relay.ask(&question)).await;
     match asked {
-        Ok(Ok(bytes)) => with_type(StatusCode::OK, "application/json", bytes.into()),
-        // The page has been answered all the same: another status would be an error on the browser's console.
-        Ok(Err(ClientError::Daemon(body))) => json(StatusCode::OK, &ErrorResponse { error: body }),
+        Ok(Ok(bytes)) => response(StatusCode::OK, "application/json", bytes.into()),
+        // The page gets an answer, so the status is OK: another one would be an error on the browser's console.
+        Ok(Err(ClientError::Daemon(body))) => json_response(StatusCode::OK, &ErrorResponse { error: body }),
         Ok(Err(failure)) => {
             let error = ErrorBody::new(failure.code(), failure);
-            json(StatusCode::OK, &ErrorResponse { error })
+            json_response(StatusCode::OK, &ErrorResponse { error })
         }
-        Err(panic) => error(ErrorBody::new(ErrorCode::Internal, panic)),
+        Err(panic) => error_response(ErrorBody::new(ErrorCode::Internal, panic)),
     }
 }
 
@@ -162,33 +163,19 @@ fn refused(refusal: Refusal) -> LoopbackResponse {
         Refusal::Key => ("the request has no valid key of a session", AGAIN),
     };
     let error = ErrorBody::new(ErrorCode::Denied, message).with_hint(hint);
-    json(StatusCode::FORBIDDEN, &Refused { refused: true, error })
+    json_response(StatusCode::FORBIDDEN, &Refused { refused: true, error })
 }
 
 fn unknown(method: &Method, path: &str) -> LoopbackResponse {
     // As much of it as fits a line.
     let path: String = path.chars().take(80).collect();
-    error(ErrorBody::new(ErrorCode::NotFound, format!("{method} {path}: no such request")))
+    error_response(ErrorBody::new(ErrorCode::NotFound, format!("{method} {path}: no such request")))
 }
 
-fn error(error: ErrorBody) -> LoopbackResponse {
-    let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    json(status, &ErrorResponse { error })
-}
-
-fn json(status: StatusCode, value: &impl Serialize) -> LoopbackResponse {
-    // Strings can always be serialised.
-    with_type(status, "application/json", serde_json::to_vec(value).unwrap_or_default().into())
-}
-
-fn with_type(status: StatusCode, media_type: &'static str, content: Bytes) -> LoopbackResponse {
-    let mut response = Response::new(Full::new(content));
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+/// Adds the headers that protect the page to any response.
+fn with_headers(mut response: LoopbackResponse) -> LoopbackResponse {
     for (name, value) in HEADERS {
-        headers.insert(name, HeaderValue::from_static(value));
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
 }
