@@ -105,5 +105,3 @@ async fn respond(daemon: &Arc<Daemon>, request: &Request<Incoming>) -> LoopbackR
 fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
-
-

@@ -346,12 +346,17 @@ fn extreme_settings_take_less_than_100_milliseconds() {
     for header in &headers {
         for (context, batch) in [(1 << 63, 512), (u64::MAX, u64::MAX), (0, 0), (4096, 0), (1, 1 << 63)] {
             let settings = Settings { context, batch, ..Settings::default() };
-            let start = Instant::now();
-            let models = ModelSet::from(Model::new(header, []).unwrap());
-            for basis in [Basis::Ollama, Basis::LlamaCpp] {
-                let _answer = models.estimate(&settings, basis).map(|estimate| estimate.place(&[1 << 40]));
-            }
-            let took = start.elapsed();
+            let estimate = |_attempt| {
+                let start = Instant::now();
+                let models = ModelSet::from(Model::new(header, []).unwrap());
+                for basis in [Basis::Ollama, Basis::LlamaCpp] {
+                    let _answer =
+                        models.estimate(&settings, basis).map(|estimate| estimate.place(&[1 << 40]));
+                }
+                start.elapsed()
+            };
+            // The shortest of several attempts, because other programs use the processors too.
+            let took = (0..5).map(estimate).min().unwrap();
             assert!(took < Duration::from_millis(100), "context {context}, batch {batch}: {took:?}");
         }
     }

@@ -3,11 +3,13 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
+use std::process::Command;
 
 use blobd_tests::command::run;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
+use blobd_tests::programs::blobd;
 use blobd_tests::registry::FakeRegistry;
 use blobd_tests::store_dir::{blob_path, flip_byte, names};
 use blobd_tests::temp_dirs::{disk_directory, tmpfs_directory};
@@ -312,9 +314,9 @@ fn folder_is_made_if_its_name_ends_in_a_slash() {
 }
 
 #[test]
-fn more_files_than_a_process_may_have_open_by_default_are_exported() {
-    let contents: Vec<Vec<u8>> = (0..1100).map(|number: usize| format!("{number}").into_bytes()).collect();
-    let names: Vec<String> = (0..1100).map(|number| format!("{}/{number}.bin", number % 7)).collect();
+fn more_files_than_the_soft_limit_of_descriptors_are_exported() {
+    let contents: Vec<Vec<u8>> = (0..200).map(|number: usize| format!("{number}").into_bytes()).collect();
+    let names: Vec<String> = (0..200).map(|number| format!("{}/{number}.bin", number % 7)).collect();
     let layers: Vec<Layer<'_>> = contents
         .iter()
         .zip(&names)
@@ -322,8 +324,11 @@ fn more_files_than_a_process_may_have_open_by_default_are_exported() {
         .collect();
     let daemon = pulled(&layers);
     let folder = tmpfs_directory();
-    daemon.command().run(["export", "plain:1", "-o", text(folder.path())]).succeeds();
-    assert_eq!(tree(folder.path()).len(), 1107);
+    let mut export = Command::new("sh");
+    export.args(["-c", "ulimit -Sn 100; exec \"$0\" \"$@\""]).arg(blobd());
+    daemon.command().prepare(&mut export);
+    run(export.args(["export", "plain:1", "-o", text(folder.path())])).succeeds();
+    assert_eq!(tree(folder.path()).len(), 207);
 }
 
 #[test]
