@@ -32,12 +32,18 @@ impl Repair<'_> {
                 failures.insert(format!(
                     "layer {} is compressed and is not received in part; pull {} again",
                     id.digest.short(),
-                    survey.names_of(&[*id]).into_iter().collect::<Vec<_>>().join(" or ")
+                    names(survey, *id)
                 ));
                 continue;
             }
             let places = self.places(*id, form, digest);
             if places.is_empty() {
+                if self.has_only_part(*id, digest) {
+                    failures.insert(format!(
+                        "its experts are in several shards; import or pull {} again",
+                        names(survey, *id)
+                    ));
+                }
                 continue;
             }
             for model in survey.models_of(*id) {
@@ -63,6 +69,12 @@ impl Repair<'_> {
             true => Err("no recipe or manifest says which file contained it".to_owned()),
             false => Err(failures.into_iter().collect::<Vec<_>>().join("; ")),
         }
+    }
+
+    /// Whether other files of the same model have the rest of the blob.
+    fn has_only_part(&self, file: FileId, blob: Digest) -> bool {
+        let recipe = self.store.content().recipe(file.digest).ok().flatten();
+        recipe.is_some_and(|recipe| recipe.shared_blobs().contains_key(&blob))
     }
 
     /// The ranges of a file that contain the blob; none if its recipe is missing or damaged.
@@ -207,4 +219,9 @@ impl Fetch<'_> {
             }
         })
     }
+}
+
+/// The models that need a file.
+fn names(survey: &Survey, file: FileId) -> String {
+    survey.names_of(&[file]).into_iter().collect::<Vec<_>>().join(" or ")
 }

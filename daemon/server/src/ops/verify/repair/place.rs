@@ -98,4 +98,14 @@ mod tests {
         assert_eq!(found(&[(b"t", 1, 64)]), []);
         assert_eq!(found(&[(b"u", 0, 64)]), []);
     }
+
+    #[test]
+    fn blob_of_which_other_files_have_the_rest_has_no_ranges() {
+        let of_size = |size| {
+            let shared = [(Digest::of(b"t"), size)].into();
+            let recipe = recipe(&[(b"h", 0, 100), (b"t", 0, 64)]).sharing(shared).unwrap();
+            places(&recipe, Digest::of(b"t")).len()
+        };
+        assert_eq!((of_size(64), of_size(128)), (1, 0));
+    }
 }

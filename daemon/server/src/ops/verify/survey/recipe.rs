@@ -173,4 +173,25 @@ mod tests {
         std::fs::remove_file(folder.path().join("store").join(blob)).unwrap();
         assert_eq!(mismatch_of(&store, &recipe), None);
     }
+
+    #[test]
+    fn recipe_of_a_shard_is_compared_with_the_places_that_it_states() {
+        let (_folder, store) = new_store();
+        let mut writer = GgufWriter::new();
+        writer.tensor("blk.0.ffn_up.1.weight", GgmlType::I8, &[64]).unwrap();
+        let header = writer.header().unwrap();
+        let file = [&header[..], &[1; 64]].concat();
+        let group = [[0; 64], [1; 64]].concat();
+        let blobs = add_blobs(&store, [&header[..], &group]);
+        let layout = || read_header(&file).unwrap().file_layout(file.len() as u64).unwrap();
+        let part = SharedPart { tensor: 0, group: 0, blob_size: 128, offset_in_blob: 64 };
+        let recipe = |part| {
+            SplitPlan::sharing(layout(), &[part]).recipe(Digest::of(&file), &blobs, Vec::new()).unwrap()
+        };
+        assert_eq!(mismatch_of(&store, &recipe(part)), None);
+        let longer = recipe(SharedPart { blob_size: 192, ..part });
+        assert!(mismatch_of(&store, &longer).unwrap().contains("names 192 bytes of blob"));
+        let whole = recipe(part).sharing(std::collections::BTreeMap::new()).unwrap();
+        assert!(mismatch_of(&store, &whole).is_some(), "the blob is not the tensor's own");
+    }
 }
