@@ -31,7 +31,7 @@ use std::fmt;
 
 use serde_json::Value as Json;
 
-pub use self::index::FolderFault;
+pub use self::index::{FolderFault, is_index_of_weights};
 use self::index::{ShardIndex, index_name};
 pub use self::selection::{LeftOut, Reason, Selection, is_never_taken};
 use crate::file_format::FileFormat;

@@ -270,6 +270,7 @@ fn edit(store: &Arc<Store>, source: usize, target: usize) -> Result<(), OpError>
         target: reference(target),
         keys: vec![unnamed],
         template_layer: None,
+        files: Vec::new(),
         force: true,
         dry_run: false,
     };

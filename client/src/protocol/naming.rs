@@ -88,12 +88,34 @@ pub struct EditParams {
     /// replaced, or added.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_layer: Option<String>,
+    /// The changes of files without weights, such as `generation_config.json`.
+    #[serde(default, deserialize_with = "lists::files", skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<FileChange>,
     /// Whether another model that has the target's name loses it.
     #[serde(default)]
     pub force: bool,
     /// Only report what would change.
     #[serde(default)]
     pub dry_run: bool,
+}
+
+impl EditParams {
+    /// The longest body of an edit: files that it replaces are in it.
+    pub const MAX_BODY_BYTES: usize = 16 << 20;
+}
+
+/// The change of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileChange {
+    /// Its path in the model.
+    pub path: String,
+    /// The new content, if it is text. Without a content, the file is removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// The new content, encoded in base64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base64: Option<String>,
 }
 
 /// The change of a metadata key.
@@ -120,6 +142,9 @@ pub struct Edited {
     pub new_bytes: u64,
     /// The keys with another value.
     pub changed: Vec<ChangedKey>,
+    /// The files with another content.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changed_files: Vec<ChangedFile>,
     /// The template layer of the manifest, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_layer: Option<TemplateLayer>,
@@ -141,6 +166,18 @@ pub struct ChangedKey {
     pub from: Option<MetadataValue>,
     /// The new value; `null` if the key was removed.
     pub to: Option<MetadataValue>,
+}
+
+/// A file with another content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangedFile {
+    pub path: String,
+    /// The old digest; `null` if the file is new.
+    pub from: Option<Digest>,
+    /// The new digest; `null` if the file was removed.
+    pub to: Option<Digest>,
+    /// The size of the new file; 0 if it was removed.
+    pub size: u64,
 }
 
 /// Whether the manifest's template layer was changed.

@@ -207,7 +207,10 @@ impl Caller {
         let uri = request.uri().clone();
         let (body, memory) = match self.route.method() {
             route::Method::Get => (Vec::new(), None),
-            route::Method::Post => read_body(request, &self.daemon.limits, self.peer.uid).await?,
+            route::Method::Post => {
+                let limit = dispatch::body_limit(self.route);
+                read_body(request, &self.daemon.limits, self.peer.uid, limit).await?
+            }
         };
         let name = decoded(self.route.name_in(uri.path()).unwrap_or_default())?;
         Ok((read(&Received { name: &name, query: uri.query(), body: &body })?, memory))

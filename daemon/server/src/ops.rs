@@ -37,6 +37,7 @@ pub use describe::show;
 pub(crate) use describe::{HeadContent, HeadsOutline, Shown, fit, header_bytes, heads, outline};
 pub use doctor::{DoctorContext, doctor};
 pub use edit::edit;
+pub(crate) use edit::edits_header;
 pub use error::OpError;
 pub(crate) use health::{health, reindex};
 pub(crate) use import::client_has_gone;

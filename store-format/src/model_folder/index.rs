@@ -114,6 +114,12 @@ pub(super) fn index_name(path: &str) -> Option<IndexName> {
     })
 }
 
+/// Whether a path is that of an index of shards, in any format of weights.
+pub fn is_index_of_weights(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
+    name.ends_with(".json") && name.contains(".index.")
+}
+
 /// A parsed index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ShardIndex {

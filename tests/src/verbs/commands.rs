@@ -106,6 +106,10 @@ impl Verbs for Commands {
         let mut words = vec!["edit".to_owned(), params.source.to_string(), params.target.to_string()];
         words.extend(params.keys.iter().map(option));
         words.extend(params.template_layer.iter().map(|text| format!("--template-layer={text}")));
+        words.extend(params.files.iter().map(|file| match &file.text {
+            Some(text) => format!("--file={}={text}", file.path),
+            None => format!("--remove-file={}", file.path),
+        }));
         words.extend(params.force.then(|| "--force".to_owned()));
         words.extend(params.dry_run.then(|| "--dry-run".to_owned()));
         self.json(&words.iter().map(String::as_str).collect::<Vec<_>>())

@@ -190,6 +190,7 @@ fn cancelled_edit_leaves_nothing_behind() {
         target: "n".parse().unwrap(),
         keys: vec![key],
         template_layer: None,
+        files: Vec::new(),
         force: false,
         dry_run: false,
     };

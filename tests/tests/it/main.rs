@@ -20,6 +20,7 @@ mod disk_faults;
 mod doctor;
 mod documents;
 mod edit;
+mod edit_files;
 mod embedded;
 mod empty_store;
 mod eviction;

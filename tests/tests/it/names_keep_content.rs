@@ -148,8 +148,15 @@ impl Fixture {
                 let key = KeyChange { key: "general.name".to_owned(), value, value_type: None };
                 let (source, target) = (reference(from), reference(to));
                 let keys = vec![key];
-                let params =
-                    EditParams { source, target, keys, template_layer: None, force: false, dry_run: false };
+                let params = EditParams {
+                    source,
+                    target,
+                    keys,
+                    template_layer: None,
+                    files: Vec::new(),
+                    force: false,
+                    dry_run: false,
+                };
                 drop(client.edit(&params, |_| ()));
             }
             Step::Undelete { from, to } => {

@@ -82,15 +82,21 @@ pub(super) fn counted<M: Send + Sync + 'static>(bytes: Vec<u8>, memory: Option<A
     }
 }
 
-/// Requests contain only names of models and tensors.
-const MAX_REQUEST_BYTES: usize = 1 << 20;
+/// How long the body of a request may be, and how much memory that takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BodyLimit {
+    pub(super) bytes: usize,
+    /// Memory for each byte of the body: the text and the parsed values.
+    pub(super) memory_per_byte: usize,
+}
+
+impl BodyLimit {
+    /// For requests that contain only names of models and tensors. A list of short names needs the most memory.
+    pub(super) const OF_NAMES: Self = Self { bytes: 1 << 20, memory_per_byte: 16 };
+}
 
 /// How long a client may take to send a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Memory that a request needs for each byte of its body: the text and the parsed values. A list of short names needs
-/// the most.
-const BYTES_PER_BODY_BYTE: usize = 16;
 
 /// The parameters of a request, with the permit that counts their memory as long as they exist.
 #[derive(Debug)]
@@ -123,8 +129,9 @@ pub(super) async fn read_body(
     request: Request<Incoming>,
     limits: &RequestLimits,
     uid: u32,
+    limit: BodyLimit,
 ) -> Result<(Vec<u8>, Option<Permit>), ErrorBody> {
-    let received = receive_body(request, limits, uid);
+    let received = receive_body(request, limits, uid, limit);
     timeout(BODY_TIMEOUT, received).await.map_err(|_elapsed| invalid("not received in time"))?
 }
 
@@ -132,20 +139,21 @@ async fn receive_body(
     request: Request<Incoming>,
     limits: &RequestLimits,
     uid: u32,
+    limit: BodyLimit,
 ) -> Result<(Vec<u8>, Option<Permit>), ErrorBody> {
     let (mut body, mut bytes, mut permit) = (request.into_body(), Vec::new(), None);
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| invalid(&error.to_string()))?;
         let Ok(data) = frame.into_data() else { continue };
-        if bytes.len() + data.len() > MAX_REQUEST_BYTES {
+        if bytes.len() + data.len() > limit.bytes {
             return Err(invalid("length limit exceeded"));
         }
         if permit.is_none() && bytes.len() + data.len() > UNCOUNTED_BODY_BYTES {
             // For the announced size, or the maximum: requests that wait for more while they hold some could block each
             // other for ever.
             let announced = body.size_hint().upper().and_then(|more| usize::try_from(more).ok());
-            let most = announced.map_or(MAX_REQUEST_BYTES, |more| bytes.len() + data.len() + more);
-            let most = most.min(MAX_REQUEST_BYTES).saturating_mul(BYTES_PER_BODY_BYTE);
+            let most = announced.map_or(limit.bytes, |more| bytes.len() + data.len() + more);
+            let most = most.min(limit.bytes).saturating_mul(limit.memory_per_byte);
             permit = limits.memory_for(uid, most).await?;
         }
         bytes.extend_from_slice(&data);

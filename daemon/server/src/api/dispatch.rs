@@ -1,12 +1,13 @@
 //! The function, the turn and the memory of each request. A [`Route`] without a function does not compile.
 
 use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::naming::EditParams;
 use blobd_client::protocol::route::{Route, markers as m};
 use hyper::Request;
 use hyper::body::Incoming;
 
 use super::answer::{Memory, TurnPool};
-use super::body::HttpResponse;
+use super::body::{BodyLimit, HttpResponse};
 use super::{Caller, changes, events, log, observe, open, show};
 use crate::ops;
 
@@ -97,6 +98,15 @@ pub(super) const fn turns(route: Route) -> TurnPool {
         Route::Edit => |daemon| &daemon.work.edits,
         // Work with the disk that takes a moment.
         _ => |daemon| &daemon.limits.disk,
+    }
+}
+
+/// How long the body of a request may be. An edit contains files; their texts are in memory as they were received, as they
+/// are, and as decoded bytes.
+pub(super) const fn body_limit(route: Route) -> BodyLimit {
+    match route {
+        Route::Edit => BodyLimit { bytes: EditParams::MAX_BODY_BYTES, memory_per_byte: 3 },
+        _ => BodyLimit::OF_NAMES,
     }
 }
 

@@ -63,10 +63,13 @@ const OTHER_IMPORTS: &str = "waiting for other imports and edits to end";
 
 pub(super) async fn edit(caller: &Caller, params: Params<EditParams>) -> Reporting<WorkProgress, Edited> {
     let (requester, policy) = (caller.requester(), caller.policy());
-    let source = params.source.clone();
-    let header = move |daemon: &Daemon| ops::header_bytes(&daemon.store, &source);
     let work = Work::new(format!("edit of {}", params.source.short()), OTHER_IMPORTS);
-    Work { header: Some(Box::new(header)), ..work }.start(caller, move |daemon, events| {
+    let header = ops::edits_header(&params).then(|| {
+        let source = params.source.clone();
+        let header: Box<HeaderBytes> = Box::new(move |daemon| ops::header_bytes(&daemon.store, &source));
+        header
+    });
+    Work { header, ..work }.start(caller, move |daemon, events| {
         let (mut before, mut report) = (0, reporter(events, "hashing", Phase::Hashing));
         let mut report = |completed: u64, total| {
             daemon.activity.note_imported(completed.saturating_sub(before));

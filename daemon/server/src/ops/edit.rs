@@ -1,31 +1,32 @@
-//! `edit`: makes a model with other metadata and the same tensors.
+//! `edit`: makes a model with other metadata or other small files, and the same tensors.
 //!
-//! Only the header, the recipe and the manifest are written. The digest of the new file is computed by reading
+//! Only the header, the recipe, the small files and the manifest are written. The digest of the new file is computed by reading
 //! the stored tensors once; the same pass proves that they are those of the source.
 
 use std::sync::Arc;
 
-use blobd_client::protocol::naming::{ChangedKey, EditParams, Edited, KeyChange, NameEffects, TemplateLayer};
+use blobd_client::protocol::naming::{ChangedKey, EditParams, Edited, KeyChange, NameEffects};
 use blobd_model::edit::{Change, EditedHeader, KeyEdit};
 use blobd_model::facts::ModelFacts;
 use blobd_model::kind::ModelKind;
 use blobd_model::metadata_json::Abridger;
-use blobd_store::{FileReader, Ingest, Model, Store, Verb};
-use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store::{Model, Store, Verb};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::MetadataValue;
 use blobd_store_format::gguf::Header;
-use blobd_store_format::manifest::Manifest;
 use blobd_store_format::origin::edit_record;
 
 use super::OpError;
 use super::name_change::{Leftover, NameChange, TargetName};
-use super::new_model::{NewFile, NewModel, kind_of};
 use super::policy::CallerPolicy;
 use crate::requester::Requester;
 
+mod files;
+mod layers;
 mod weights;
 
+use files::edit_files;
+use layers::EditedLayers;
 use weights::{EditedFile, Weights};
 
 /// Receives the bytes read and the bytes to be read; returns false to cancel.
@@ -53,50 +54,57 @@ fn edit_model(
     params: &EditParams,
     report: &mut EditReport<'_>,
 ) -> Result<Edited, OpError> {
-    let (store, target) = (change.store, TargetName::given(&params.target)?);
-    let source = params.source.short();
-    let refused = |reason: String| OpError::Edit { model: source.clone(), reason };
-    if params.keys.is_empty() && params.template_layer.is_none() {
+    let target = TargetName::given(&params.target)?;
+    let refused = |reason: String| OpError::Edit { model: params.source.short(), reason };
+    if !edits_header(params) && params.files.is_empty() {
         return Err(refused("no change is given".to_owned()));
     }
-    let edits = params.keys.iter().map(key_edit).collect::<Result<Vec<_>, _>>().map_err(refused)?;
+    let keys = params.keys.iter().map(key_edit).collect::<Result<Vec<_>, _>>().map_err(refused)?;
     let (model, lease) = change.stored_model(&params.source, policy, Some(&params.target))?;
-    let (weights, source_header) = Weights::find(store, &model)?;
-    let header = EditedHeader::new(&source_header, &edits).map_err(|error| refused(error.to_string()))?;
-    let template = TemplateEdit::new(&model.manifest, params.template_layer.as_deref());
+    let mut layers = EditedLayers::of(&model);
+    let changed_files =
+        edit_files(&mut layers, &params.files, policy.is_restricted()).map_err(refused)?;
     let mut edited = Edited {
         name: params.target.short(),
         digest: None,
         new_bytes: 0,
-        changed: changed_keys(&source_header, &header),
-        template_layer: template.change(),
+        changed: Vec::new(),
+        changed_files: changed_files.changed,
+        template_layer: None,
         unchanged: false,
         dry_run: params.dry_run,
-        effects: NameEffects {
-            notes: header.absent.iter().map(|key| absent_key(&source, key)).collect(),
-            ..NameEffects::default()
-        },
+        effects: NameEffects { notes: changed_files.notes, ..NameEffects::default() },
     };
-    let quantizations =
-        [&source_header, &header.header].map(|header| ModelFacts::from_header(header).quantization);
-    let kind = ModelKind::from_header(&header.header);
-    let file = EditedFile::new(&weights, &source_header, header)?;
-    // Reading all tensors can take minutes, and headers are large.
-    drop(source_header);
-    let known = known_digest(change, &target, &file)?;
+    let header = match edits_header(params) {
+        true => Some(edit_header(change, (&model, &keys), params, (&mut layers, &mut edited))?),
+        false => None,
+    };
+    let known = match &header {
+        Some(header) => known_digest(change, &target, &header.file)?,
+        None => change.check(&target, |present| layers.are_those_of(present)).map(|()| None)?,
+    };
     if params.dry_run {
-        edited.new_bytes = file.new_bytes().saturating_add(template.new_bytes());
+        let of_header = header.map(|header| header.file.new_bytes());
+        edited.new_bytes = layers.new_bytes().chain(of_header).fold(0, u64::saturating_add);
         return Ok(edited);
     }
-    let digest = match known {
-        Some(digest) => digest,
-        None => weights.hash_with(store, &file, report)?,
+    let header = match header {
+        Some(header) => Some(header.hashed(change.store, known, report)?),
+        None => None,
     };
     let mut ingest = change.begin(lease)?;
-    let new_bytes = [file.new_bytes(), model.manifest.config().size, template.new_bytes()];
-    ingest.admit(new_bytes.into_iter().filter(|bytes| *bytes > 0))?;
-    let file = (weights.digest(), file.add(&mut ingest, digest)?);
-    let manifest = compose(&mut ingest, &model, (file, &template), &quantizations, kind)?;
+    let of_header = header.as_ref().map(|header| header.file.new_bytes());
+    let new_bytes = layers.new_bytes().chain(of_header).chain([model.manifest.config().size]);
+    let new_bytes: Vec<u64> = new_bytes.filter(|bytes| *bytes > 0).collect();
+    ingest.admit(new_bytes.into_iter())?;
+    let facts = match header {
+        Some(HashedHeader { source, file, digest, facts }) => {
+            layers.replace(source, file.add(&mut ingest, digest)?);
+            facts
+        }
+        None => ChangedFacts { kind: change.store.names().kind(model.manifest.digest()), ..ChangedFacts::default() },
+    };
+    let manifest = layers.compose(&mut ingest, &facts)?;
     // The stored name: the source may have been given by its ID.
     let origin = edit_record(&model.reference, model.manifest.digest());
     let origin = (manifest.digest() != model.manifest.digest()).then_some(origin.as_str());
@@ -110,6 +118,73 @@ fn edit_model(
         effects: NameEffects { notes, ..named.effects },
         ..edited
     })
+}
+
+/// Whether the header of the model's weights is read.
+pub(crate) fn edits_header(params: &EditParams) -> bool {
+    !params.keys.is_empty() || params.template_layer.is_some()
+}
+
+/// A header that replaces that of the model, before the digest of the file is known.
+struct NewHeader<'m> {
+    weights: Weights<'m>,
+    file: EditedFile,
+    facts: ChangedFacts,
+}
+
+struct HashedHeader {
+    /// The file that is replaced.
+    source: Digest,
+    file: EditedFile,
+    digest: Digest,
+    facts: ChangedFacts,
+}
+
+/// What the configuration and the records of a model say about its weights.
+#[derive(Default)]
+struct ChangedFacts {
+    /// Before and after the edit.
+    quantizations: [Option<String>; 2],
+    /// Absent if it is not known.
+    kind: Option<ModelKind>,
+}
+
+/// Plans the changes of the header and of the template layer, and adds them to the report.
+fn edit_header<'m>(
+    change: &NameChange<'_>,
+    (model, keys): (&'m Model, &[KeyEdit]),
+    params: &EditParams,
+    (layers, edited): (&mut EditedLayers<'_>, &mut Edited),
+) -> Result<NewHeader<'m>, OpError> {
+    let source = params.source.short();
+    let (weights, source_header) = Weights::find(change.store, model)?;
+    let header = EditedHeader::new(&source_header, keys);
+    let header = header.map_err(|error| OpError::Edit { model: source.clone(), reason: error.to_string() })?;
+    edited.changed = changed_keys(&source_header, &header);
+    edited.effects.notes.extend(header.absent.iter().map(|key| absent_key(&source, key)));
+    edited.template_layer = layers.set_template(params.template_layer.as_deref());
+    let quantizations =
+        [&source_header, &header.header].map(|header| ModelFacts::from_header(header).quantization);
+    let kind = Some(ModelKind::from_header(&header.header));
+    // Reading all tensors can take minutes, and headers are large: the source's is dropped.
+    let file = EditedFile::new(&weights, &source_header, header)?;
+    Ok(NewHeader { weights, file, facts: ChangedFacts { quantizations, kind } })
+}
+
+impl NewHeader<'_> {
+    fn hashed(
+        self,
+        store: &Store,
+        known: Option<Digest>,
+        report: &mut EditReport<'_>,
+    ) -> Result<HashedHeader, OpError> {
+        let Self { weights, file, facts } = self;
+        let digest = match known {
+            Some(digest) => digest,
+            None => weights.hash_with(store, &file, report)?,
+        };
+        Ok(HashedHeader { source: weights.digest(), file, digest, facts })
+    }
 }
 
 fn key_edit(change: &KeyChange) -> Result<KeyEdit, String> {
@@ -154,98 +229,4 @@ fn known_digest(
         change.check(target, |_present| false)?;
     }
     Ok(same)
-}
-
-struct TemplateEdit<'t> {
-    /// The new text, if it is set.
-    text: Option<&'t str>,
-    old: Option<Descriptor>,
-}
-
-impl<'t> TemplateEdit<'t> {
-    fn new(manifest: &Manifest, text: Option<&'t str>) -> Self {
-        let mut layers = manifest.layers().iter();
-        Self { text, old: layers.find(|layer| layer.media_type.component() == "template").cloned() }
-    }
-
-    fn change(&self) -> Option<TemplateLayer> {
-        match (self.text, &self.old) {
-            (None, None) => None,
-            (None, Some(_)) => Some(TemplateLayer::Kept),
-            (Some(text), Some(old)) if old.digest == Digest::of(text.as_bytes()) => Some(TemplateLayer::Kept),
-            (Some(_), Some(_)) => Some(TemplateLayer::Replaced),
-            (Some(_), None) => Some(TemplateLayer::Added),
-        }
-    }
-
-    fn new_bytes(&self) -> u64 {
-        self.text.map_or(0, |text| text.len() as u64)
-    }
-}
-
-/// The edited file, with the digest of the file that it replaces.
-type Replaced = (Digest, Descriptor);
-
-/// Composes the manifest of the source with the edited file and the new template.
-fn compose(
-    ingest: &mut Ingest,
-    source: &Model,
-    (file, template): (Replaced, &TemplateEdit<'_>),
-    quantizations: &[Option<String>; 2],
-    kind: ModelKind,
-) -> Result<Manifest, OpError> {
-    const OLLAMA_TEMPLATE: &str = "application/vnd.ollama.image.template";
-    let manifest = &source.manifest;
-    let (mut replaced, mut added) = (vec![file], None);
-    if let Some(text) = template.text {
-        let (digest, size) = (ingest.add_bytes(text.as_bytes())?, text.len() as u64);
-        match &template.old {
-            Some(old) => replaced.push((old.digest, Descriptor { digest, size, ..old.clone() })),
-            None => added = Some(Descriptor { media_type: MediaType::new(OLLAMA_TEMPLATE), digest, size }),
-        }
-    }
-    if added.is_none() && replaced.iter().all(|(old, new)| *old == new.digest) {
-        ingest.note_kind(kind_of(manifest, kind));
-        return Ok(manifest.clone());
-    }
-    let config = edited_config(ingest, source, &replaced, added.as_ref(), quantizations)?;
-    let file = |(layer, name): (&Descriptor, Option<&str>)| {
-        let new = replaced.iter().find(|(old, _)| *old == layer.digest).map_or(layer, |(_, new)| new);
-        let descriptor = Descriptor { media_type: layer.media_type.clone(), ..new.clone() };
-        NewFile::new(descriptor, name)
-    };
-    let files = manifest.layers().iter().zip(manifest.names().skip(1)).map(file);
-    let files = files.chain(added.map(|template| NewFile::new(template, None))).collect();
-    NewModel::new(source.reference.short(), files).compose_with(ingest, config, kind)
-}
-
-/// The configuration with the digests and the file type of the new layers. Everything else stays as it is, byte for
-/// byte, because it may have fields that blobd does not know.
-fn edited_config(
-    ingest: &mut Ingest,
-    source: &Model,
-    replaced: &[Replaced],
-    added: Option<&Descriptor>,
-    quantizations: &[Option<String>; 2],
-) -> Result<Descriptor, OpError> {
-    /// The longest configuration that is adjusted. Ollama's have 500 bytes, Docker's some kilobytes.
-    const MAX_CONFIG_BYTES: u64 = 1 << 20;
-    let config = source.manifest.config();
-    let (Some(stored), 0..=MAX_CONFIG_BYTES) = (source.files.first(), config.size) else {
-        return Ok(config.clone());
-    };
-    let old = FileReader::new(ingest.store().content(), stored).read_range(0..config.size)?;
-    let Ok(mut text) = String::from_utf8(old) else { return Ok(config.clone()) };
-    for (digest, new) in replaced {
-        text = text.replace(&digest.to_string(), &new.digest.to_string());
-    }
-    if let (Some(added), Some((_, file))) = (added, replaced.first()) {
-        let listed = format!("\"{}\"", file.digest);
-        text = text.replace(&listed, &format!("{listed},\"{}\"", added.digest));
-    }
-    if let [Some(before), Some(after)] = quantizations {
-        text = text.replace(&format!("\"file_type\":\"{before}\""), &format!("\"file_type\":\"{after}\""));
-    }
-    let digest = ingest.add_bytes(text.as_bytes())?;
-    Ok(Descriptor { media_type: config.media_type.clone(), digest, size: text.len() as u64 })
 }

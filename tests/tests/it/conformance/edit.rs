@@ -23,7 +23,8 @@ fn unset(key: &str) -> KeyChange {
 
 fn params(source: &str, target: &str, keys: Vec<KeyChange>) -> EditParams {
     let (source, target) = (source.parse().unwrap(), target.parse().unwrap());
-    EditParams { source, target, keys, template_layer: None, force: false, dry_run: false }
+    let (template_layer, files) = (None, Vec::new());
+    EditParams { source, target, keys, template_layer, files, force: false, dry_run: false }
 }
 
 fn edit(verbs: &impl Verbs, source: &str, target: &str, keys: Vec<KeyChange>) -> Result<Edited, ErrorBody> {

@@ -68,7 +68,9 @@ fn folders(session: &mut Session, sample: &Sample) {
             "*.safetensors",
         ],
     );
-    session.line("rm", "folder");
+    session.line("edit", "folder edited --file config.json=[] --file new.json={}");
+    session.line("edit", "edited edited --remove-file new.json --force");
+    session.line("rm", "folder edited");
     let moved = sample.path("moved");
     fs::create_dir_all(&moved).unwrap();
     fs::write(Path::new(&moved).join("model.safetensors"), &weights).unwrap();

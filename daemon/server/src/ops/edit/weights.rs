@@ -45,7 +45,8 @@ impl<'m> Weights<'m> {
         if files.is_empty() {
             return Err(unsuitable(match of_component("tensor").is_empty() {
                 true => "has no file of weights",
-                false => "has one layer per tensor; its metadata is in JSON files, not in a GGUF header",
+                false => "has one layer per tensor; its metadata is in JSON files, not in a GGUF header: \
+                          `--file config.json=@FILE` edits one of them",
             }));
         }
         let mut candidates = Vec::new();
@@ -65,7 +66,10 @@ impl<'m> Weights<'m> {
                 ));
             };
             if recipe.format() != Some(TensorFormat::Gguf) {
-                return Err(unsuitable("has weights of another format; only GGUF files can be edited"));
+                return Err(unsuitable(
+                    "has weights in safetensors files, which have no metadata to edit; `--file PATH=@FILE` edits its \
+                     other files, such as `--file chat_template.jinja=@FILE` for the chat template",
+                ));
             }
             let mut parser = HeaderParser::new();
             // It was valid when it was stored.
