@@ -23,6 +23,10 @@ pub struct Resolved {
     /// Whether it has a file without a digest whose version is not stored: a file that a hub stores in git.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_new_version: bool,
+    /// The paths of the files of the named stored model that are others at the source, or are not there any more; absent if
+    /// none is named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed: Option<Vec<String>>,
 }
 
 /// Response to `Route::PullPlan`: what a pull would download and reuse.

@@ -10,8 +10,10 @@ use blobd_client::error::ClientError;
 use blobd_client::protocol::pull::Resolved;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::ModelSummary;
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::name_pattern::NamePattern;
-use blobd_store_format::source::{Components, PullSource, PulledSource};
+use blobd_store_format::origin::Origin;
+use blobd_store_format::source::{Components, HubFile, PullSource, PulledSource};
 use clap::Args;
 use serde::Serialize;
 use tracing_mutex::stdsync::Mutex;
@@ -33,7 +35,8 @@ use crate::{Client, Digest, ErrorBody, Global, Reference};
 
 Only manifests and lists of files are requested. Models that were imported or edited, or are fixed
 to a digest or a commit, have no source to compare with. A copy made by `blobd tag` is not compared
-either.
+either. Of a model that was imported from a cache of Hugging Face, the files that were there are
+compared; `blobd pull NAME` updates it, `--all` does not.
 The exit code is 1 if a model is outdated or could not be compared.")]
 pub(super) struct Params {
     /// Compare only models whose name contains one of these texts or matches one of these patterns
@@ -77,7 +80,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBod
     let listed = connected.client.models().map_err(client_error)?.models;
     let is_wanted = |model: &&ModelSummary| is_any(&params.names, &model.name);
     let wanted: Vec<_> = listed.iter().filter(is_wanted).collect();
-    let followed: Vec<_> = wanted.iter().filter_map(|model| Some((*model, followed(model)?))).collect();
+    let compared = |model: &&ModelSummary| {
+        let pulled = followed(model).map(|followed| (followed, Compare::Model));
+        pulled.or_else(|| copied(model).map(|copied| (copied, Compare::FilesHere)))
+    };
+    let followed: Vec<_> = wanted.iter().filter_map(|model| Some((*model, compared(model)?))).collect();
     let report = Report { models: compare_all(&connected.client, &followed) };
     print_result(global, &report, |report| {
         let is_empty = report.models.is_empty();
@@ -105,6 +112,32 @@ pub(super) fn followed(model: &ModelSummary) -> Option<Followed> {
     Some(Followed { name: model.name.parse().ok()?, source, components })
 }
 
+/// What is compared with the source of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Compare {
+    /// All of it.
+    Model,
+    /// Only the files that the model has: caches often lack those that their program does not need.
+    FilesHere,
+}
+
+/// The source of a model that was imported from a cache of the hub, if its name is the one that the repository's default
+/// branch has there.
+fn copied(model: &ModelSummary) -> Option<Followed> {
+    let Origin::Copy(PullSource::Hub(file)) = Origin::parse(model.origin.as_deref()?)? else { return None };
+    let name: Reference = model.name.parse().ok()?;
+    let is_gguf = FileFormat::GGUF.stem_of(file.path()).is_some();
+    let at_hub = match is_gguf {
+        true => PullSource::Hub(file).latest()?.name().ok()?,
+        false => format!("{}/{}", HubFile::HOST, file.repository()).parse().ok()?,
+    };
+    let is_followed = model.store.is_none() && name.same_model(&at_hub);
+    // Files that an import has chosen are compared too, whatever a pull would choose.
+    let include = if is_gguf { Vec::new() } else { vec!["*".to_owned()] };
+    let components = Components { include, ..Components::default() };
+    is_followed.then(|| Followed { source: PullSource::Registry(name.clone()), name, components })
+}
+
 /// Says why no model is compared: the store lists `listed` models, and the user selected `wanted` of them.
 pub(super) fn nothing_to_compare(listed: usize, wanted: usize) -> String {
     match (listed, wanted) {
@@ -122,14 +155,15 @@ pub(super) fn nothing_to_compare(listed: usize, wanted: usize) -> String {
 }
 
 /// Compares several models at a time: each is a request to a server that may be slow.
-fn compare_all(client: &Client, followed: &[(&ModelSummary, Followed)]) -> Vec<Compared> {
+fn compare_all(client: &Client, followed: &[(&ModelSummary, (Followed, Compare))]) -> Vec<Compared> {
     const AT_A_TIME: usize = 8;
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..AT_A_TIME.min(followed.len()) {
             scope.spawn(|| {
-                while let Some((model, followed)) = followed.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let compared = compare(client, model, followed);
+                while let Some((model, (followed, what))) = followed.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    let compared = compare(client, model, (followed, *what));
                     done.lock().unwrap_or_else(PoisonError::into_inner).push(compared);
                 }
             });
@@ -140,10 +174,14 @@ fn compare_all(client: &Client, followed: &[(&ModelSummary, Followed)]) -> Vec<C
     done
 }
 
-fn compare(client: &Client, model: &ModelSummary, followed: &Followed) -> Compared {
+fn compare(client: &Client, model: &ModelSummary, (followed, what): (&Followed, Compare)) -> Compared {
     let components = followed.components.clone();
-    let request = PullParams { components, ..PullParams::of_source(followed.source.clone()) };
+    let name = (what == Compare::FilesHere).then(|| followed.name.clone());
+    let request = PullParams { components, name, ..PullParams::of_source(followed.source.clone()) };
     let (status, remote, error) = match client.resolve(&request) {
+        Ok(Resolved { changed: Some(changed), .. }) => {
+            (if changed.is_empty() { Status::Current } else { Status::Outdated }, None, None)
+        }
         Ok(Resolved { digest: Some(remote), .. }) => {
             (if remote == model.digest { Status::Current } else { Status::Outdated }, Some(remote), None)
         }

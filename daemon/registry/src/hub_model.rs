@@ -101,12 +101,13 @@ impl RegistryClient {
         }
     }
 
-    /// Finds the file with this content in the repository of a model, for a repair.
+    /// Finds the file with this content in the repository of a model, for a repair. Only files of Git LFS have a digest in
+    /// the list: of the others, the one at `path` is most likely the file.
     pub(super) async fn hub_file(
         &self,
         repository: &str,
         revision: &str,
-        file: &Descriptor,
+        (file, path): (&Descriptor, Option<&str>),
     ) -> Result<Option<RemoteFile>> {
         let listed = self.list(repository, revision).await?;
         let hub = Hub { client: self, repository, listed: &listed };
@@ -118,7 +119,13 @@ impl RegistryClient {
             };
             listed.files.iter().find(is_it)
         };
-        let found = with(Some(file.digest)).or_else(|| with(None));
+        let at_path = || {
+            let is_it = |known: &&TreeFile| {
+                path == Some(&*known.path) && known.size == file.size && known.digest.is_none()
+            };
+            listed.files.iter().find(is_it)
+        };
+        let found = with(Some(file.digest)).or_else(at_path).or_else(|| with(None));
         found.map(|found| hub.remote(found, file.media_type.as_str())).transpose()
     }
 }
@@ -261,6 +268,10 @@ impl Hub<'_> {
     }
 
     fn remote_as(&self, file: &TreeFile, media_type: &str, name: &str) -> Result<RemoteFile> {
+        if let Some(fault) = &file.fault {
+            let what = format!("list of files refused: {}: {fault}", file.path);
+            return Err(RegistryError::unusable(address(self.repository), what));
+        }
         let servers = self.client.shared.mirrors.for_hub()?;
         let (repository, commit) = (self.repository, &self.listed.commit);
         let path = format!("/{repository}/resolve/{commit}/{}", encoded(&file.path));

@@ -1,6 +1,7 @@
 //! Hugging Face's lists of a repository's files.
 //!
-//! The lists come from a server and are not trusted: every entry is checked, and a bad entry is skipped.
+//! The lists come from a server and are not trusted: every entry is checked. A bad entry does not hide the others: a file
+//! with one is refused when a model needs it.
 
 use std::borrow::Cow;
 
@@ -21,6 +22,8 @@ pub(super) struct TreeFile {
     pub(super) digest: Option<Digest>,
     /// Git's ID of the content; only for a file without a digest.
     pub(super) git_id: Option<GitId>,
+    /// What is wrong with its entry. The file is not left out of a model in silence: it is refused when it is chosen.
+    pub(super) fault: Option<String>,
 }
 
 impl TreeFile {
@@ -47,6 +50,7 @@ pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
         let entry = match serde_json::from_str::<RawEntry>(entry.get()) {
             Ok(entry) => entry,
             Err(error) => {
+                files.extend(unreadable_file(entry, reason(&error)));
                 first_fault.get_or_insert(reason(&error));
                 continue;
             }
@@ -131,16 +135,42 @@ impl RawEntry {
         if !may_be_listed(&path) || path.contains(char::REPLACEMENT_CHARACTER) {
             return Err(format!("path {:?} is not allowed", path.chars().take(100).collect::<String>()));
         }
+        let file = TreeFile { path, size, digest: None, git_id: None, fault: None };
         let Some(lfs) = lfs else {
-            return Ok(TreeFile { path, size, digest: None, git_id: oid.parse().ok() });
+            // Mirrors may leave it out.
+            let is_absent = oid.is_empty();
+            let git_id = oid.parse().ok();
+            let fault = (git_id.is_none() && !is_absent).then(|| wrong("oid", "40 hexadecimal digits", &oid));
+            return Ok(TreeFile { git_id, fault, ..file });
         };
-        let digest = lfs.oid.parse().or_else(|_| Digest::from_hex(&lfs.oid));
-        let digest = digest.map_err(|_no_digest| format!("{path}: oid is not a SHA-256"))?;
         if size != lfs.size {
-            return Err(format!("{path}: sizes {size} and {}", lfs.size));
+            let fault = Some(wrong("lfs.size", &format!("{size} as in size"), &lfs.size.to_string()));
+            return Ok(TreeFile { fault, ..file });
         }
-        Ok(TreeFile { path, size, digest: Some(digest), git_id: None })
+        let digest = lfs.oid.parse().or_else(|_| Digest::from_hex(&lfs.oid)).ok();
+        let fault =
+            digest.is_none().then(|| wrong("lfs.oid", "the 64 hexadecimal digits of a SHA-256", &lfs.oid));
+        Ok(TreeFile { digest, fault, ..file })
     }
+}
+
+/// The file that an entry is about whose other values cannot be read.
+fn unreadable_file(entry: &RawValue, fault: String) -> Option<TreeFile> {
+    #[derive(Deserialize)]
+    struct Named {
+        #[serde(rename = "type")]
+        kind: String,
+        path: String,
+    }
+    let Named { kind, path } = serde_json::from_str(entry.get()).ok()?;
+    let is_file = kind == "file" && may_be_listed(&path) && !path.contains(char::REPLACEMENT_CHARACTER);
+    is_file.then_some(TreeFile { path, size: 0, digest: None, git_id: None, fault: Some(fault) })
+}
+
+/// What is wrong with a value of an entry.
+fn wrong(key: &str, expected: &str, found: &str) -> String {
+    let found: String = found.chars().take(100).collect();
+    format!("wrong {key}: expected {expected}, found {found:?}")
 }
 
 /// Whether a path is that of a file that can be pulled, or only too long for that. Such a file of a folder must be known,
@@ -210,18 +240,35 @@ mod tests {
             *entry.pointer_mut(pointer).unwrap() = value;
             beside(entry)
         };
-        for (pointer, value) in [
-            ("/lfs/oid", "../../etc/passwd".into()),
-            ("/lfs/size", 10.into()),
-            ("/size", (-1).into()),
-            ("/size", Json::Null),
-            ("/path", 7.into()),
-            ("/type", Json::Null),
-            ("/lfs", "x".into()),
-        ] {
+        for (pointer, value) in [("/path", 7.into()), ("/type", Json::Null)] {
             assert_eq!(with(pointer, value), ["good.gguf"], "{pointer}");
         }
         assert_eq!(beside(json!({ "type": "submodule", "path": "x.gguf", "size": "big" })), ["good.gguf"]);
+    }
+
+    #[test]
+    fn file_with_a_wrong_entry_is_listed_with_what_is_wrong() {
+        let fault = |entry: &Json| {
+            let tree = Json::from(vec![entry.clone(), self::entry("good.gguf")]).to_string();
+            let files = parse_tree(tree.as_bytes()).unwrap();
+            assert_eq!((files[0].path.as_str(), files[0].digest, files[0].git_id), ("x.gguf", None, None));
+            assert_eq!((files.len(), &files[1].fault), (2, &None));
+            files[0].fault.clone().unwrap()
+        };
+        for (pointer, value, expected) in [
+            ("/lfs/oid", "../../etc/passwd".into(), "SHA-256, found \"../../etc/passwd\""),
+            ("/lfs/size", 10.into(), "wrong lfs.size: expected 9 as in size, found \"10\""),
+            ("/size", (-1).into(), "`-1`"),
+            ("/size", Json::Null, "null"),
+            ("/lfs", "x".into(), "\"x\""),
+        ] {
+            let mut wrong = entry("x.gguf");
+            *wrong.pointer_mut(pointer).unwrap() = value;
+            let fault = fault(&wrong);
+            assert!(fault.contains(expected), "{pointer}: {fault}");
+        }
+        let in_git = json!({ "type": "file", "oid": "1f", "size": 3, "path": "x.gguf" });
+        assert_eq!(fault(&in_git), "wrong oid: expected 40 hexadecimal digits, found \"1f\"");
     }
 
     #[test]

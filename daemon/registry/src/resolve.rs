@@ -41,22 +41,31 @@ impl RegistryClient {
         }
     }
 
-    /// Finds the file with this content at a model's origin.
+    /// Finds the file with this content at a model's origin. `path` is the one that it has in the model: a hub does not give
+    /// the SHA-256 of files in git.
     ///
     /// # Errors
     /// [`RegistryError`] as for [`Self::resolve`], and when the origin has other files now.
-    pub async fn locate(&self, origin: &PullSource, file: &Descriptor) -> Result<RemoteFile> {
+    pub async fn locate(
+        &self,
+        origin: &PullSource,
+        file: &Descriptor,
+        path: Option<&str>,
+    ) -> Result<RemoteFile> {
         let found = match origin {
             PullSource::Registry(reference) => {
                 // A component of a model at the hub may be in the repository only.
                 let is_component = matches!(file.media_type.component(), "projector" | "draft");
                 let found = match is_component && is_at_hub(reference) {
-                    true => self.hub_file(&reference.repository(), HubFile::DEFAULT_REVISION, file).await,
+                    true => {
+                        let revision = HubFile::DEFAULT_REVISION;
+                        self.hub_file(&reference.repository(), revision, (file, path)).await
+                    }
                     false => Ok(None),
                 };
                 return Ok(found.ok().flatten().unwrap_or_else(|| RemoteFile::layer(reference, file)));
             }
-            PullSource::Hub(hub) => self.hub_file(hub.repository(), hub.revision(), file).await?,
+            PullSource::Hub(hub) => self.hub_file(hub.repository(), hub.revision(), (file, path)).await?,
             PullSource::Url(url) => {
                 let is_it = |found: &RemoteFile| {
                     found.size() == file.size && found.digest().is_none_or(|digest| digest == file.digest)

@@ -2,6 +2,7 @@
 
 mod archives;
 mod artifacts;
+mod cached;
 mod faults;
 mod files;
 mod folders;

@@ -29,6 +29,7 @@ use crate::permits::Permit;
 use crate::running_pulls::PullState;
 use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, TransferError, TransferGuard};
 
+mod compare;
 mod plan;
 mod pulled_folder;
 mod remote_model;

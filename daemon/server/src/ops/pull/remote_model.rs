@@ -16,6 +16,7 @@ use blobd_store_format::manifest::{Manifest, ManifestError};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 
+use super::compare;
 use super::reusable::Reusable;
 use super::source::{self, Pull, target_name, transfer_error, with_stored_versions};
 use crate::ops::OpError;
@@ -31,18 +32,30 @@ pub(crate) fn resolve(pull: Pull<'_>) -> Result<Resolved, OpError> {
     policy.check_source(&params.source, None)?;
     let remote = handle.block_on(source::resolve(registry, params, &[], events.closed()))?;
     let remote = with_stored_versions(pull, &Reusable::new(store, policy), remote)?;
+    let stored = params.name.as_ref().map(|name| stored_for_comparison(pull, name)).transpose()?;
+    let changed = stored.map(|stored| compare::changed_files(store, &stored, &remote)).transpose()?;
     Ok(match remote {
         RemoteModel::Published(PublishedModel { manifest, .. }) => {
             let files = manifest.digests().into_iter().collect();
-            Resolved { digest: Some(manifest.digest()), files, has_new_version: false }
+            Resolved { digest: Some(manifest.digest()), files, has_new_version: false, changed }
         }
         RemoteModel::Files { files, .. } => {
             let known = |file: &RemoteFile| file.digest().or_else(|| Some(file.unchanged()?.digest));
             let is_new = |file: &RemoteFile| file.git_id().is_some() && known(file).is_none();
             let has_new_version = files.iter().any(is_new);
-            Resolved { digest: None, files: files.iter().filter_map(known).collect(), has_new_version }
+            Resolved {
+                digest: None,
+                files: files.iter().filter_map(known).collect(),
+                has_new_version,
+                changed,
+            }
         }
     })
+}
+
+fn stored_for_comparison(pull: Pull<'_>, name: &Reference) -> Result<Model, OpError> {
+    pull.policy.check_named(pull.store, name)?;
+    Ok(pull.store.names().model(name)?)
 }
 
 /// Describes a model at its registry. Stores nothing; downloads its manifest, the headers of its files and its short texts.

@@ -58,7 +58,8 @@ impl Repair<'_> {
                 if !tried.insert((origin.to_string(), id.digest)) {
                     continue;
                 }
-                let fetch = Fetch { repair: self, origin: &origin, file: &file };
+                let path = self.path_in(model, id.digest);
+                let fetch = Fetch { repair: self, origin: &origin, file: &file, path: path.as_deref() };
                 match fetch.run(digest, need, &places, &mut received_bytes) {
                     Ok(()) => return Ok(received_bytes),
                     Err(failure) => failures.insert(failure),
@@ -87,6 +88,13 @@ impl Repair<'_> {
                 recipe.map(|recipe| places(&recipe, blob)).unwrap_or_default()
             }
         }
+    }
+
+    /// The path of a file in a model, if its manifest says it.
+    fn path_in(&self, model: &SurveyedModel, file: Digest) -> Option<String> {
+        let manifest = self.store.names().manifest(&model.name.parse().ok()?).ok()?;
+        let mut files = manifest.files().zip(manifest.names());
+        files.find(|(layer, name)| layer.digest == file && name.is_some())?.1.map(str::to_owned)
     }
 
     /// The origin of a model, or what to do if it cannot be fetched.
@@ -133,6 +141,8 @@ struct Fetch<'f> {
     repair: &'f Repair<'f>,
     origin: &'f PullSource,
     file: &'f Descriptor,
+    /// Its path in the model.
+    path: Option<&'f str>,
 }
 
 impl Fetch<'_> {
@@ -154,7 +164,7 @@ impl Fetch<'_> {
         received: &mut u64,
     ) -> Result<(), Failure> {
         let registry = self.repair.registry;
-        let remote = self.while_connected(registry.locate(self.origin, self.file))?;
+        let remote = self.while_connected(registry.locate(self.origin, self.file, self.path))?;
         let mut fetched = Fetched { senders: Vec::new(), bytes: received };
         let wrong = match self.publish(digest, need, places, (registry, &remote), &mut fetched) {
             Err(Unpublished::Wrong(wrong)) => wrong,
