@@ -86,13 +86,13 @@ pub fn is_loopback(host: &str) -> bool {
         || name.parse().is_ok_and(|address: Ipv4Addr| address.is_loopback())
 }
 
-/// The namespace of a name that has a host but no namespace; `None` where each model needs one.
-pub(crate) fn default_namespace(host: &str) -> Option<&'static str> {
+/// The namespace of a name that has a host but no namespace. At Hugging Face the oldest repositories, such as `gpt2`, have
+/// no owner in their names.
+pub(crate) fn default_namespace(host: &str) -> &'static str {
     match canonical(host) {
-        HUGGING_FACE => None,
-        OLLAMA => Some("library"),
-        DOCKER_HUB => Some("ai"),
-        _ => Some(NO_NAMESPACE),
+        OLLAMA => "library",
+        DOCKER_HUB => "ai",
+        _ => NO_NAMESPACE,
     }
 }
 

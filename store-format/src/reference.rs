@@ -179,7 +179,7 @@ impl Reference {
     pub fn short(&self) -> String {
         let Self { host, namespace, model, tag, .. } = self;
         let may_omit_namespace =
-            host::is_evident(host) && host::default_namespace(host) == Some(host::NO_NAMESPACE);
+            host::is_evident(host) && host::default_namespace(host) == host::NO_NAMESPACE;
         match (self.omits_host(), namespace.as_str()) {
             (true, Self::DEFAULT_NAMESPACE) => format!("{model}:{tag}"),
             (true, namespace) => format!("{namespace}/{model}:{tag}"),

@@ -20,8 +20,6 @@ pub enum ReferenceError {
     Scheme { found: String },
     #[error("reference: {found:?} after a scheme: expected HOST/PATH/MODEL")]
     SchemeWithoutHost { found: String },
-    #[error("reference: {found:?}: expected {host}/USER/MODEL")]
-    NoNamespace { host: String, found: String },
     #[error("reference: {0}")]
     Digest(#[from] DigestError),
     #[error("reference: {length} bytes: expected at most {MAX_LENGTH}")]
@@ -116,10 +114,7 @@ fn split_path(path: &str, has_scheme: bool) -> Result<(&str, &str, &str), Refere
     if !has_scheme && !host::is_evident(first) {
         return Ok((Reference::DEFAULT_HOST, first, rest));
     }
-    match host::default_namespace(first) {
-        Some(namespace) => Ok((host::canonical(first), namespace, rest)),
-        None => Err(ReferenceError::NoNamespace { host: first.to_owned(), found: path.to_owned() }),
-    }
+    Ok((host::canonical(first), host::default_namespace(first), rest))
 }
 
 fn split_scheme(name: &str) -> Result<(Option<Scheme>, &str), ReferenceError> {

@@ -31,7 +31,7 @@ impl HubFile {
     pub fn new(repository: &str, revision: Option<&str>, path: &str) -> Result<Self, SourceError> {
         let refused =
             |part, found: &str| SourceError::Part { part, found: found.chars().take(100).collect() };
-        let is_repository = repository.split('/').count() == 2 && repository.split('/').all(is_hub_name);
+        let is_repository = repository.split('/').count() <= 2 && repository.split('/').all(is_hub_name);
         if !is_repository {
             return Err(refused("repository", repository));
         }
@@ -45,7 +45,7 @@ impl HubFile {
         Ok(Self { repository: repository.to_owned(), revision, path: path.to_owned() })
     }
 
-    /// `user/repo`.
+    /// `user/repo`; the oldest repositories, such as `gpt2`, have no user.
     pub fn repository(&self) -> &str {
         &self.repository
     }
@@ -73,7 +73,8 @@ impl HubFile {
     /// `hf.co/user/repo:Q4_K_M` if the file is named after the repository; otherwise the tag is the file's name. The
     /// others have the file's whole name and its folders in the tag.
     pub(super) fn names(&self) -> Result<DerivedName, ReferenceError> {
-        let (user, repository) = self.repository.split_once('/').unwrap_or_default();
+        let owned = self.repository.split_once('/');
+        let (user, repository) = owned.unwrap_or((host::NO_NAMESPACE, &self.repository));
         let mut folders: Vec<&str> = self.path.split('/').collect();
         let stem = ShardName::stem_of(folders.pop().unwrap_or_default());
         let subject = repository.strip_suffix("-GGUF").or_else(|| repository.strip_suffix("-gguf"));
@@ -98,6 +99,10 @@ impl fmt::Display for HubFile {
         let (host, repository, path) = (Self::API_HOST, &self.repository, escaped(&self.path));
         match &self.revision {
             Some(revision) => write!(f, "https://{host}/{repository}/resolve/{revision}/{path}"),
+            // In the short form, the first folder would be the repository.
+            None if !repository.contains('/') => {
+                write!(f, "https://{host}/{repository}/resolve/{}/{path}", Self::DEFAULT_REVISION)
+            }
             None => write!(f, "{}/{repository}/{path}", Self::HOST),
         }
     }
@@ -105,6 +110,9 @@ impl fmt::Display for HubFile {
 
 /// Parses the address of a file at Hugging Face, with or without a scheme, as a link or in short form.
 pub(super) fn hub_file(text: &str) -> Option<Result<HubFile, SourceError>> {
+    if let Some(file) = file_without_owner(text) {
+        return Some(file);
+    }
     let (repository, place, query) = split_address(text)?;
     let (revision, file) = match place.map(|place| place.splitn(3, '/').collect::<Vec<_>>()).as_deref() {
         // These are files, whatever characters their names have.
@@ -120,8 +128,25 @@ pub(super) fn hub_file(text: &str) -> Option<Result<HubFile, SourceError>> {
     Some(unescaped(&file).and_then(|file| HubFile::new(repository, revision, &file)))
 }
 
+/// Parses the address of a file in a repository without an owner: `huggingface.co/REPO/resolve/REVISION/FILE`.
+fn file_without_owner(text: &str) -> Option<Result<HubFile, SourceError>> {
+    let (path, _query) = path_at_hub(text)?;
+    let [repository, "resolve" | "blob" | "raw", revision, file] =
+        path.splitn(4, '/').collect::<Vec<_>>()[..]
+    else {
+        return None;
+    };
+    let revision = Some(revision).filter(|revision| *revision != HubFile::DEFAULT_REVISION);
+    names_weights(file).then(|| unescaped(file).and_then(|file| HubFile::new(repository, revision, &file)))
+}
+
 /// Parses the address of a page of a repository: `hf.co/USER/REPO/tree/main` is the repository itself.
 fn hub_page(text: &str) -> Option<Result<Reference, SourceError>> {
+    if let [repository, "tree", HubFile::DEFAULT_REVISION] =
+        path_at_hub(text)?.0.split('/').collect::<Vec<_>>()[..]
+    {
+        return Some(format!("{}/{repository}", HubFile::HOST).parse().map_err(SourceError::from));
+    }
     let (repository, place, _query) = split_address(text)?;
     let refused =
         |part, found: &str| Some(Err(SourceError::Part { part, found: found.chars().take(100).collect() }));
@@ -140,6 +165,16 @@ fn hub_page(text: &str) -> Option<Result<Reference, SourceError>> {
 
 /// Splits the address of something at Hugging Face into `user/repo`, what follows it, and the query.
 fn split_address(text: &str) -> Option<(&str, Option<&str>, &str)> {
+    let (path, query) = path_at_hub(text)?;
+    let (user, rest) = path.split_once('/')?;
+    match rest.find('/') {
+        None => Some((path, None, query)),
+        Some(end) => Some((path.get(..user.len() + 1 + end)?, rest.get(end + 1..), query)),
+    }
+}
+
+/// The path and the query of an address at Hugging Face.
+fn path_at_hub(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once("://").unwrap_or(("https", text));
     let (host, path) = rest.split_once('/')?;
     let scheme = match scheme {
@@ -152,12 +187,7 @@ fn split_address(text: &str) -> Option<(&str, Option<&str>, &str)> {
     }
     let path = path.split('#').next().unwrap_or_default();
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
-    let path = path.trim_end_matches('/');
-    let (user, rest) = path.split_once('/')?;
-    match rest.find('/') {
-        None => Some((path, None, query)),
-        Some(end) => Some((path.get(..user.len() + 1 + end)?, rest.get(end + 1..), query)),
-    }
+    Some((path.trim_end_matches('/'), query))
 }
 
 /// The file in the query of a page's address, which the page shows in a side bar. In a query, `+` is a space.

@@ -52,6 +52,21 @@ fn files_at_hugging_face_are_parsed_in_common_spellings() {
 }
 
 #[test]
+fn file_of_a_repository_without_an_owner_has_an_address() {
+    const ADDRESS: &str = "https://huggingface.co/gpt2/resolve/v1/onnx/x.gguf";
+    let PullSource::Hub(file) = source(ADDRESS) else { panic!("no file at the hub") };
+    assert_eq!((file.repository(), file.revision(), file.path()), ("gpt2", "v1", "onnx/x.gguf"));
+    assert_eq!(file.to_string(), ADDRESS);
+    assert_eq!(PullSource::Hub(file.clone()).name().unwrap().to_string(), "hf.co/_/gpt2:x");
+    let latest = PullSource::Hub(file).latest().unwrap();
+    assert_eq!(latest.to_string(), ADDRESS.replace("v1", "main"));
+    assert_eq!(source(&latest.to_string()), latest);
+    for text in ["hf.co/gpt2", "https://huggingface.co/gpt2", "https://huggingface.co/gpt2/tree/main"] {
+        assert_eq!(source(text), PullSource::Registry("hf.co/gpt2".parse().unwrap()), "{text}");
+    }
+}
+
+#[test]
 fn newer_versions_are_looked_for_at_the_same_place() {
     const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
     let at = |revision: &str| format!("https://huggingface.co/me/x/resolve/{revision}/a/b.gguf");

@@ -114,7 +114,7 @@ fn is_commit(revision: &str) -> Option<&str> {
 /// The repository with this name at the hub.
 fn repository(reference: &Reference) -> Option<String> {
     let is_hub = [HubFile::HOST, HubFile::API_HOST].contains(&reference.host());
-    is_hub.then(|| format!("{}/{}", reference.namespace(), reference.model()))
+    is_hub.then(|| reference.repository())
 }
 
 impl<'m> Snapshot<'m> {
@@ -247,6 +247,9 @@ mod tests {
         assert_eq!(place("hf.co/me/tiny-GGUF:Q4_K_M"), found("models--me--tiny-GGUF", None));
         let file = format!("https://huggingface.co/me/tiny/resolve/{COMMIT}/a.gguf");
         assert_eq!(place(&file), found("models--me--tiny", Some(COMMIT)));
+        assert_eq!(place("copy hf.co/gpt2:latest in huggingface"), found("models--gpt2", None));
+        let file = format!("copy https://huggingface.co/gpt2/resolve/{COMMIT}/model.safetensors");
+        assert_eq!(place(&file), found("models--gpt2", Some(COMMIT)));
         let branch = "https://huggingface.co/me/tiny/resolve/main/a.gguf";
         assert_eq!(place(branch), found("models--me--tiny", None));
         for other in ["import tiny", "registry.ollama.ai/library/llama3:8b", "ghcr.io/me/tiny:1", ""] {
