@@ -519,3 +519,40 @@ fn list_says_what_each_model_adds_at_most_and_what_it_shares() {
     let text = text.succeeds().text();
     assert!(text.contains("ADDS") && text.contains("at most"), "{text}");
 }
+
+/// People move a large repository to another disk, and leave a link to it.
+#[test]
+fn repository_behind_a_link_is_named_and_imported_on_request() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    cache.add("ann/near", "config.json", b"{}");
+    cache.add("ann/near", "model.safetensors", &safetensors());
+    cache.add("ben/far", "config.json", b"[]");
+    cache.add("ben/far", "model.safetensors", &safetensors());
+    let elsewhere = daemon.scratch().join("disk/moved");
+    fs::create_dir_all(elsewhere.parent().unwrap()).unwrap();
+    fs::rename(cache.repository("ben/far"), &elsewhere).unwrap();
+    symlink("../disk/moved", cache.repository("ben/far")).unwrap();
+    symlink("../nowhere", cache.repository("cat/gone")).unwrap();
+    // Within the cache, a link needs no permission.
+    symlink("models--ann--near", cache.repository("ann/alias")).unwrap();
+    let listed = cache.import(&daemon, &["--list"]).succeeds().json();
+    let expected = ["hf.co/ann/alias:latest", "hf.co/ann/near:latest", "hf.co/ben/far", "hf.co/cat/gone"];
+    assert_eq!(names(&listed["models"]), expected, "{listed}");
+    let failed = cache.import(&daemon, &[]).exits_with(1).json()["failed"].to_string();
+    for text in ["models--ben--far: wrong link", "--follow", "nowhere"] {
+        assert!(failed.contains(text), "{text}: {failed}");
+    }
+    // Nothing outside of the cache is deleted.
+    cache.import(&daemon, &["--move", "hf.co/ben/far"]).exits_with(1);
+    assert!(elsewhere.join("refs/main").exists());
+    cache.import(&daemon, &["--follow", "hf.co/ben/far"]).succeeds();
+    let blobd = daemon.command();
+    let stored = blobd.line("ls ben/far --json").succeeds().json();
+    assert_eq!(names(&stored["models"]), ["hf.co/ben/far:latest"]);
+    blobd.line("rm hf.co/ben/far").succeeds();
+    let from = format!("--from-hf={}", cache.repository("ben/far").display());
+    blobd.run(["import", &from]).succeeds();
+    let stored = blobd.line("ls ben/far --json").succeeds().json();
+    assert_eq!(names(&stored["models"]), ["hf.co/ben/far:latest"]);
+}

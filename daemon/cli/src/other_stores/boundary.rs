@@ -37,6 +37,18 @@ impl Boundary {
         self.links == Links::Everywhere
     }
 
+    /// Checks a folder of the store, or the one behind the links there.
+    pub(super) fn folder(&self, path: &Path) -> Result<(), Problem> {
+        let found = fs::canonicalize(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => missing_content(path),
+            _ => Problem::unreadable(path)(error),
+        })?;
+        match self.follows_all() || self.folders.iter().any(|folder| found.starts_with(folder)) {
+            true => Ok(()),
+            false => Err(folder_leads_out(path)),
+        }
+    }
+
     /// The regular file at a path of the store, or behind the links there, by its path without links.
     pub(super) fn file(&self, path: &Path) -> Result<(PathBuf, Identity), Problem> {
         let source = fs::canonicalize(path).map_err(|error| match error.kind() {
@@ -52,6 +64,12 @@ impl Boundary {
             Problem::new(path, format!("wrong kind of file: expected a regular file, found {found}"))
         })
     }
+}
+
+/// The problem of a link to a folder that is not followed.
+fn folder_leads_out(path: &Path) -> Problem {
+    let what = "wrong link: expected a folder of the store, found a link to a folder outside of it";
+    Problem::new(path, what).with_hint("`--follow` follows links that lead out of a store")
 }
 
 /// The problem of a link that is not followed.

@@ -86,14 +86,14 @@ impl Repositories {
         let failed = |error: io::Error| file_error(&folder.display().to_string(), &error);
         let root = fs::canonicalize(folder).map_err(failed)?;
         let mut boundary = Boundary::new(&root, options.links).map_err(failed)?;
-        if self.is_repository(&root) {
+        if self.is_repository(&root) || self.is_repository(folder) {
             // Where a repository of a cache has its shared files.
             boundary = boundary.with(&root.with_file_name("blobs"));
         }
         let mut found = Vec::new();
-        for (name, path) in self.list(&root).map_err(failed)? {
+        for (name, path) in self.list(folder).map_err(failed)? {
             let name = format!("{}/{name}", self.host);
-            match commits(&path) {
+            match boundary.folder(&path).and_then(|()| commits(&path)) {
                 Ok(commits) => {
                     for commit in commits {
                         match Snapshot::scan(&boundary, &name, &path, &commit) {
@@ -125,13 +125,17 @@ impl Repositories {
             }
         };
         let own = fs::canonicalize(folder)?;
-        if self.is_repository(&own) {
-            add(own);
+        // A link to a repository has the name, and its target may have another one.
+        if let Some(repository) = [own.as_path(), folder].into_iter().find(|place| self.is_repository(place))
+        {
+            add(repository.to_owned());
             return Ok(found);
         }
-        for entry in fs::read_dir(folder)? {
+        for entry in fs::read_dir(&own)? {
             let entry = entry?;
-            if entry.file_type()?.is_dir() {
+            let kind = entry.file_type()?;
+            // One that was moved to another disk is a link, which may lead nowhere now.
+            if kind.is_dir() || (kind.is_symlink() && !entry.path().is_file()) {
                 add(entry.path());
             }
         }
