@@ -2,18 +2,20 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
+use blobd_client::process::on_interrupt;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::global::{Global, GlobalOptions};
 use crate::local_server::LocalServer;
-use crate::output::{output_written, print, print_error, print_message};
+use crate::output::{output_written, print, print_error, print_message, print_stopped};
 use crate::{
     ErrorBody, ErrorCode, audit_log, completions, config, df, diff, doctor, edit, exec, export, fit, gc,
-    history, import, log, login, ls, man, mount, outdated, partial, promote, ps, pull, rm, serve, show,
-    suggest, tag, tensor, usage_error, verify, warm, web,
+    history, import, internal, log, login, ls, man, mount, outdated, partial, promote, ps, pull, rm, serve,
+    show, suggest, tag, tensor, usage_error, verify, warm, web,
 };
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
@@ -30,7 +32,7 @@ as `blobd ls` prints it, or at least the first four digits of that ID. The name 
 a pattern: * is any text, ? one character, [a-c] one of these. Case does not matter.
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 busy or locked, 5 corrupt data found,
-6 no space, 7 denied, 8 no daemon answers, 130 stopped by Ctrl-C during a pull.")]
+6 no space, 7 denied, 8 no daemon answers, 130 stopped by Ctrl-C.")]
 struct Cli {
     #[command(flatten)]
     global: GlobalOptions,
@@ -105,6 +107,26 @@ impl Command {
             _ => log::Use::OnRequest,
         }
     }
+
+    /// The verb of a command that works on the store, and what Ctrl-C leaves of its work. A pull knows that better itself, and
+    /// so do the commands that write files.
+    const fn left_when_stopped(&self) -> Option<(&'static str, &'static str)> {
+        Some(match self {
+            Self::Import(_) => {
+                ("import", "finished models are stored, and the same command imports the others")
+            }
+            Self::Edit(_) => ("edit", "nothing was stored"),
+            Self::Promote(_) => ("promote", "nothing of an unfinished model was stored"),
+            Self::Verify(_) => {
+                ("verify", "what was found until now is set aside or repaired; run it again for the rest")
+            }
+            Self::Gc(_) => {
+                ("gc", "what was deleted is gone; a daemon finishes the rest, without one run it again")
+            }
+            Self::Reindex(_) => ("reindex", "a daemon finishes it, without one run it again"),
+            _ => return None,
+        })
+    }
 }
 
 /// The definition of all commands.
@@ -158,6 +180,15 @@ fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
 /// Returns [`ExitCode::SUCCESS`], except for `exec`, which returns its program's exit code, and for `fit`, whose
 /// exit code says whether the model fits.
 fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
+    if let Some((verb, left)) = command.left_when_stopped() {
+        let is_json = global.json;
+        let stop = move || {
+            // A bar may be on the last line.
+            print_message(if std::io::stderr().is_terminal() { "\n" } else { "" });
+            print_stopped(is_json, verb, left);
+        };
+        on_interrupt(stop).map_err(internal)?;
+    }
     let done = match command {
         Command::Exec(params) => return exec::run(global, &params),
         Command::Fit(params) => return fit::run(global, &params),

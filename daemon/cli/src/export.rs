@@ -181,7 +181,7 @@ fn write_checked(
 ) -> Result<Vec<Exported>, ErrorBody> {
     let missing = plan.files.iter().zip(&present).filter(|(_, present)| !**present);
     let missing: Vec<&PlannedFile> = missing.map(|(planned, _)| planned).collect();
-    let outputs = Outputs::create(&missing, params.force)?;
+    let outputs = Outputs::create(&missing, params.force, global.json)?;
     let progress = Progress::new(global.hides_progress());
     let mut digests = Vec::new();
     for (index, planned) in missing.iter().enumerate() {

@@ -9,6 +9,7 @@ use blobd_client::protocol::error::ErrorResponse;
 pub(crate) use blobd_store_format::size::human_bytes;
 pub(crate) use blobd_store_format::text::printable;
 use serde::Serialize;
+use serde_json::json;
 
 use super::log::at_error_priority;
 use super::{ErrorBody, ErrorCode, internal};
@@ -105,6 +106,16 @@ pub(crate) fn print_error(is_json: bool, is_quiet: bool, error: &ErrorBody) {
     let hint = hint.map_or_else(String::new, |hint| format!("hint: {}\n", printable(hint)));
     let text = format!("blobd: {}\n{hint}{}", printable(&error.message), request_note(error));
     print_message(&at_error_priority(&text));
+}
+
+/// Says that Ctrl-C has stopped the command, and what is left of its work.
+pub(crate) fn print_stopped(is_json: bool, verb: &str, left: &str) {
+    if is_json {
+        // Not a code of the protocol: the daemon did not fail.
+        let error = json!({ "code": "interrupted", "message": format!("{verb}: stopped"), "hint": left });
+        return print_message_unbroken(&format!("{}\n", json!({ "error": error })));
+    }
+    print_message(&format!("blobd: stopped; {left}\n"));
 }
 
 /// Helps to find a failure of the daemon itself in its log.

@@ -11,7 +11,6 @@ use blobd_client::protocol::request::PullParams;
 use blobd_store_format::size::parse_rate;
 use blobd_store_format::source::{Components, Draft, Projector, PullSource};
 use clap::Args;
-use serde_json::json;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use crate::advice::{instead_of_pull, parse_source};
@@ -19,7 +18,7 @@ use crate::batch::Batch;
 use crate::connect::{Connected, client_error, connect_or_create, print_result};
 use crate::model_name::parse_new_name;
 use crate::outdated::{Followed, followed, nothing_to_compare};
-use crate::output::{human_bytes, print, print_json, print_message, print_text};
+use crate::output::{human_bytes, print, print_json, print_stopped, print_text};
 use crate::progress::{Bar, Progress};
 use crate::{ErrorBody, ErrorCode, Global, Reference, internal, lost_models, pull_report, usage};
 
@@ -369,15 +368,13 @@ impl Screen {
         self.end_bar();
         let hint = self.received.next_time();
         if self.json {
-            // Not a code of the protocol: the daemon did not fail.
-            let error = json!({ "code": "interrupted", "message": "pull: stopped", "hint": hint });
-            return print_message(&format!("{}\n", json!({ "error": error })));
+            return print_stopped(true, "pull", hint);
         }
         let deletion = match self.received {
             Received::Lost => "",
             Received::Nothing | Received::Kept => ", and `blobd gc` deletes it after a week",
         };
-        print_message(&format!("blobd: stopped; {hint}{deletion}\n"));
+        print_stopped(false, "pull", &format!("{hint}{deletion}"));
     }
 }
 

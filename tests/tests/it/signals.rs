@@ -6,6 +6,9 @@ use std::process::{Child, Command, Stdio};
 use blobd_client::Client;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::hanging::{Hang, HangingFiles};
+use blobd_tests::model::ModelFile;
+use blobd_tests::programs;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
@@ -75,4 +78,29 @@ fn daemon_survives_the_end_of_its_terminal() {
     }
     kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), Signal::TERM).unwrap();
     eventually("it has removed its socket", || !socket.exists());
+}
+
+#[test]
+fn ctrl_c_during_an_import_says_what_is_left_of_it() {
+    let daemon = TestDaemon::start();
+    let model = ModelFile::dense_of(1, 2, 128);
+    let Some(files) = HangingFiles::mount(&daemon.scratch().join("hanging"), model.bytes()) else { return };
+    for (json, expected) in
+        [(&[][..], "blobd: stopped; finished models"), (&["--json"], r#""code":"interrupted""#)]
+    {
+        let before = files.waiting();
+        // SIGINT may be ignored in the tests' own process.
+        let mut command = Command::new("env");
+        daemon.command().prepare(&mut command);
+        command.args(["--default-signal=INT".as_ref(), programs::blobd().as_os_str()]);
+        command.arg("import").arg(files.path(Hang::Read)).args(json);
+        let import = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("it hangs", || files.waiting() > before);
+        kill_process(Pid::from_child(&import), Signal::INT).unwrap();
+        let output = import.wait_with_output().unwrap();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{words}");
+        assert!(words.contains(expected), "{words}");
+    }
+    files.unblock();
 }

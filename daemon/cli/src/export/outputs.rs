@@ -11,6 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
 use super::plan::{Place, PlannedFile, refuse_link};
+use crate::output::print_stopped;
 use crate::output_file::{OutputFile, Target, TemporaryName, write_error};
 use crate::progress::Bar;
 use crate::{Digest, ErrorBody, internal};
@@ -31,11 +32,11 @@ struct Output {
 
 impl Outputs {
     /// Creates the files, and reserves space for all of them before any is written.
-    pub(super) fn create(files: &[&PlannedFile], force: bool) -> Result<Self, ErrorBody> {
+    pub(super) fn create(files: &[&PlannedFile], force: bool, is_json: bool) -> Result<Self, ErrorBody> {
         allow_open_files(files.len());
         let names: Vec<_> = files.iter().map(|_file| TemporaryName::default()).collect();
         let made = Made::default();
-        remove_at_end(names.clone(), made.clone())?;
+        remove_at_end(names.clone(), made.clone(), is_json)?;
         let create = |(planned, name): (&&PlannedFile, &TemporaryName)| {
             let (path, size) = (planned.place.path(), planned.file.size);
             let existing = planned.existing(force);
@@ -169,11 +170,12 @@ fn is_folder(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }
 
-fn remove_at_end(names: Vec<TemporaryName>, made: Made) -> Result<(), ErrorBody> {
+fn remove_at_end(names: Vec<TemporaryName>, made: Made, is_json: bool) -> Result<(), ErrorBody> {
     let remove = move || {
         // Never unlocked: the process ends, and no file must get its name before it does.
         std::mem::forget(made.lock());
         names.iter().for_each(TemporaryName::remove_and_block);
+        print_stopped(is_json, "export", "nothing was written");
     };
     on_end(remove).map_err(internal)
 }
