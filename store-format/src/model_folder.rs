@@ -360,6 +360,7 @@ fn faults_of_numbers(known: &Known<'_>, indexes: &[ShardIndex]) -> Vec<FolderFau
     // Of an index without shards too.
     let with_index: BTreeSet<&str> = indexes.iter().map(|index| folder_of(index.path())).collect();
     let (mut faults, mut seen) = (Vec::new(), BTreeSet::new());
+    let mut sets: BTreeMap<(&str, &str), &str> = BTreeMap::new();
     let safetensors = |path: &&&str| FileFormat::SAFETENSORS.stem_of(path).is_some();
     for path in known.taken.iter().filter(safetensors) {
         let Some(shard) = ShardName::from_path(path).filter(|_| !indexed.contains(path)) else { continue };
@@ -369,6 +370,11 @@ fn faults_of_numbers(known: &Known<'_>, indexes: &[ShardIndex]) -> Vec<FolderFau
         }
         let all = shard.all();
         if seen.insert(all.first().cloned().unwrap_or_default()) {
+            let first = *sets.entry((folder_of(path), ShardName::stem_of(path))).or_insert(path);
+            if first != *path {
+                let (first, second) = (first.to_owned(), (*path).to_owned());
+                faults.push(FolderFault::SeveralSets { first, second });
+            }
             let missing = all.into_iter().filter(|shard| !known.has(shard));
             faults.extend(missing.map(|shard| FolderFault::MissingShard { index: None, shard }));
         }

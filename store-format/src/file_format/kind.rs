@@ -235,9 +235,13 @@ static KINDS: [FileKind; 27] = [
         let is_zip = start.starts_with(b"PK\x03\x04") && contains(start, &[b"/data.pkl", b"/byteorder"]);
         is_zip || is_pickle(start)
     }),
-    to_unpack("a zip archive", ".zip", "unpack it first: `unzip`", |start| {
-        start.starts_with(b"PK\x03\x04") || start.starts_with(b"PK\x05\x06")
-    }),
+    to_unpack(
+        "a zip archive",
+        ".zip",
+        "unpack it first: `unzip`; a DDUF file is a folder of diffusers in such an archive, and \
+         `blobd import FOLDER --include '*.dduf'` stores it whole, so that nothing of it is shared",
+        |start| start.starts_with(b"PK\x03\x04") || start.starts_with(b"PK\x05\x06"),
+    ),
     to_convert("an HDF5 file", ".h5", |start| start.starts_with(b"\x89HDF\r\n\x1a\n")),
     to_convert("a numpy array", ".npy", |start| start.starts_with(b"\x93NUMPY")),
     to_convert("a TensorFlow Lite model", ".tflite", |start| start.get(4..8) == Some(b"TFL3")),

@@ -41,6 +41,8 @@ pub enum FolderFault {
     TotalSize { index: String, found: u64, expected: u64 },
     #[error("{file}: beside the shards of {index}: programs load this file, not the shards")]
     StrayFile { index: String, file: String },
+    #[error("{second}: of another set of shards than {first}: it depends on the program which is used")]
+    SeveralSets { first: String, second: String },
     #[error("{shard}: named like a shard, but no index names it")]
     NotInIndex { shard: String },
     #[error("{index}: wrong shard: expected a safetensors file, found {file}")]
@@ -90,6 +92,7 @@ impl FolderFault {
             | Self::TensorTwice { .. }
             | Self::TotalSize { .. }
             | Self::StrayFile { .. }
+            | Self::SeveralSets { .. }
             | Self::NotInIndex { .. }
             | Self::NoComponent { .. }
             | Self::StoredWhole { .. } => false,

@@ -50,6 +50,15 @@ fn index_names_safetensors_files_only() {
 }
 
 #[test]
+fn shards_of_two_sets_are_noted() {
+    const WHOLE: &str = "model-00001-of-00001.safetensors";
+    let plan = plan(&["config.json", WHOLE, ONE, TWO], &[]);
+    let [first, second] = [WHOLE, ONE].map(str::to_owned);
+    assert_eq!(plan.faults(), [FolderFault::SeveralSets { first, second }]);
+    assert!(!plan.faults()[0].is_fatal());
+}
+
+#[test]
 fn kinds_of_folders_are_recognised_by_their_files() {
     for (files, kind) in [
         (&["config.json", INDEX, ONE, TWO][..], FolderKind::Transformers),
