@@ -7,7 +7,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use blobd_client::protocol::MetadataValue;
 use blobd_client::protocol::event::{Event, WorkProgress};
-use blobd_client::protocol::naming::{ChangedFile, ChangedKey, EditParams, Edited, FileChange, KeyChange, TemplateLayer};
+use blobd_client::protocol::naming::{
+    ChangedFile, ChangedKey, EditParams, Edited, FileChange, KeyChange, TemplateLayer,
+};
 use blobd_model::edit::EditType;
 use blobd_model::metadata_json::short_text;
 use clap::Args;
@@ -110,14 +112,17 @@ fn changes(params: &Params) -> Result<Changes, ErrorBody> {
     let removed = |path: &String| FileChange { path: path.clone(), text: None, base64: None };
     files.extend(params.remove_file.iter().map(removed));
     if keys.is_empty() && template_layer.is_none() && files.is_empty() {
-        return Err(usage("no change: give --set, --unset, --template, --template-layer, --file or --remove-file"));
+        return Err(usage(
+            "no change: give --set, --unset, --template, --template-layer, --file or --remove-file",
+        ));
     }
     Ok((keys, template_layer, files))
 }
 
 /// Parses `path=text` or `path=@file`. A file may have any content; it is sent in the shorter of two forms.
 fn file_setting(setting: &str) -> Result<FileChange, ErrorBody> {
-    let malformed = || usage(format!("--file: wrong form: expected PATH=TEXT or PATH=@FILE, found {setting:?}"));
+    let malformed =
+        || usage(format!("--file: wrong form: expected PATH=TEXT or PATH=@FILE, found {setting:?}"));
     let (path, value) = setting.split_once('=').filter(|(path, _)| !path.is_empty()).ok_or_else(malformed)?;
     let (path, name) = (path.to_owned(), value.strip_prefix('@'));
     let content = match name {

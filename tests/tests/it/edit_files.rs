@@ -39,11 +39,21 @@ fn edited_folder(blobd: &Blobd, scratch: &Path) {
     fs::write(&local, &tokenizer).unwrap();
     fs::write(&binary, [0, 0xff, b'"']).unwrap();
     let from = |path: &str, local: &Path| format!("--file={path}=@{}", local.display());
-    let words = [&from("tokenizer.json", &local), &from("tokenizer.model", &binary), "--file", "chat_template.jinja={{ a=b }}"];
+    let words = [
+        &from("tokenizer.json", &local),
+        &from("tokenizer.model", &binary),
+        "--file",
+        "chat_template.jinja={{ a=b }}",
+    ];
     let run = edit(blobd, &[&["m", "n", "--remove-file", "README.md"][..], &words].concat());
     let changed = |path: &str, from: Json, to: Json, size: usize| json!({"path": path, "from": from, "to": to, "size": size});
     let expected = [
-        changed("tokenizer.json", digest(&files.0["tokenizer.json"]), digest(tokenizer.as_bytes()), tokenizer.len()),
+        changed(
+            "tokenizer.json",
+            digest(&files.0["tokenizer.json"]),
+            digest(tokenizer.as_bytes()),
+            tokenizer.len(),
+        ),
         changed("tokenizer.model", Json::Null, digest(&[0, 0xff, b'"']), 3),
         changed("chat_template.jinja", Json::Null, digest(b"{{ a=b }}"), 9),
         changed("README.md", digest(&files.0["README.md"]), Json::Null, 0),
@@ -75,16 +85,19 @@ fn edited_files_are_those_of_the_folder_and_everything_else_is_shared() {
 }
 
 #[test]
-fn dry_run_writes_nothing_and_an_edit_can_be_undone() {
+fn dry_run_writes_nothing_and_a_replaced_model_can_be_restored() {
     let daemon = TestDaemon::start();
     let (blobd, blobs) = (daemon.command(), daemon.root().join("blobs"));
     let first = import(&blobd, &ModelFolder::transformers(1).write_to(daemon.scratch().join("m")), "m");
     let before = names(&blobs);
     let change = ["m", "m", "--file", "generation_config.json={}"];
-    let plan = edit(&blobd, &[&change[..], &["--dry-run"]].concat());
-    assert_eq!((&plan["digest"], &plan["new_bytes"], &plan["dry_run"]), (&Json::Null, &json!(2), &json!(true)));
+    let plan = edit(&blobd, &[&change[..], &["--dry-run", "--force"]].concat());
+    assert_eq!(
+        (&plan["digest"], &plan["new_bytes"], &plan["dry_run"]),
+        (&Json::Null, &json!(2), &json!(true))
+    );
     assert_eq!((names(&blobs), staged(daemon.root()).len()), (before, 0));
-    let text = blobd.run(["edit"].iter().chain(&change).chain(&["--dry-run"])).succeeds().text();
+    let text = blobd.run(["edit"].iter().chain(&change).chain(&["--dry-run", "--force"])).succeeds().text();
     assert!(text.contains("generation_config.json  added"), "{text}");
     blobd.run(["edit"].iter().chain(&change)).exits_with(4);
     let edited = edit(&blobd, &[&change[..], &["--force"]].concat());
@@ -93,10 +106,10 @@ fn dry_run_writes_nothing_and_an_edit_can_be_undone() {
     let again = edit(&blobd, &[&change[..], &["--force"]].concat());
     assert_eq!((&again["unchanged"], &again["digest"]), (&json!(true), &edited["digest"]));
     assert!(again.get("changed_files").is_none(), "{again}");
-    blobd.line("undo").succeeds();
-    let listed = blobd.line("ls m --json").succeeds().json();
+    blobd.line("undelete m --name old").succeeds();
+    let listed = blobd.line("ls old --json").succeeds().json();
     assert_eq!(listed["models"][0]["digest"], first["digest"]);
-    let note = edit(&blobd, &["m", "n", "--remove-file", "absent.txt"]);
+    let note = edit(&blobd, &["old", "n", "--remove-file", "absent.txt"]);
     assert!(note["notes"][0].as_str().unwrap().contains("has no file \"absent.txt\""), "{note}");
     assert_eq!(note["digest"], first["digest"]);
 }
@@ -110,6 +123,12 @@ fn weights_their_index_and_wrong_paths_are_refused() {
     let gguf = ModelFile::dense(1).write_to(daemon.scratch(), "one.gguf");
     daemon.command().run(["import", gguf.to_str().unwrap(), "--name", "one"]).succeeds();
     let weights = format!("--file=new.txt=@{}", gguf.display());
+    for (number, shard) in ModelFile::dense(1).shards(2).iter().enumerate() {
+        fs::write(daemon.scratch().join(format!("two-0000{}-of-00002.gguf", number + 1)), shard.bytes())
+            .unwrap();
+    }
+    let first = daemon.scratch().join("two-00001-of-00002.gguf");
+    daemon.command().run(["import", first.to_str().unwrap(), "--name", "two"]).succeeds();
     let long = format!("--file={}=", "x".repeat(256));
     for (words, reason) in [
         (&["m", "--file=model-00001-of-00002.safetensors="][..], "a file of weights"),
@@ -129,6 +148,7 @@ fn weights_their_index_and_wrong_paths_are_refused() {
         (&["m", "--file=a=1", "--file=a=2"], "two changes of this file"),
         (&["m", "--file=a"], "expected PATH=TEXT or PATH=@FILE"),
         (&["one", "--file=config.json={}"], "have no paths"),
+        (&["two", "--file=config.json={}"], "is not a folder"),
     ] {
         let run = daemon.command().run(["edit", words[0], "x"].iter().chain(&words[1..]));
         let stderr = run.exits_with(2).stderr;
@@ -137,24 +157,5 @@ fn weights_their_index_and_wrong_paths_are_refused() {
     daemon.command().run(["edit", "m", "x", "--file=a=@/absent"]).exits_with(3);
     let error = daemon.command().run(["edit", "m", "x", "--template", "t"]).exits_with(1).stderr;
     assert!(error.contains("--file chat_template.jinja=@FILE"), "{error}");
-    assert_eq!(names(&daemon.root().join("manifests/registry.ollama.ai/library")), ["m", "one"]);
-}
-
-#[test]
-fn files_beside_an_edited_header_change_in_the_same_edit() {
-    let daemon = TestDaemon::start();
-    let mut folder = ModelFolder::default();
-    let shards = ModelFile::dense(1).shards(2);
-    for (number, shard) in shards.iter().enumerate() {
-        folder.add(&format!("m-0000{}-of-00002.gguf", number + 1), shard.bytes());
-    }
-    let folder = folder.write_to(daemon.scratch().join("m"));
-    let blobd = daemon.command();
-    blobd.run(["import", folder.join("m-00001-of-00002.gguf").to_str().unwrap(), "--name", "m"]).succeeds();
-    let run = edit(&blobd, &["m", "n", "--set", "general.name=x", "--file", "README.md=text"]);
-    assert_eq!((run["changed"].as_array().unwrap().len(), &run["changed_files"][0]["size"]), (1, &json!(4)));
-    let files = exported(&blobd, "n", &daemon.scratch().join("out"));
-    assert_eq!(files.0["README.md"], b"text");
-    assert_eq!(files.0["m-00002-of-00002.gguf"], shards[1].bytes());
-    blobd.line("verify").succeeds();
+    assert_eq!(names(&daemon.root().join("manifests/registry.ollama.ai/library")), ["m", "one", "two"]);
 }

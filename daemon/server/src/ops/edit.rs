@@ -62,8 +62,7 @@ fn edit_model(
     let keys = params.keys.iter().map(key_edit).collect::<Result<Vec<_>, _>>().map_err(refused)?;
     let (model, lease) = change.stored_model(&params.source, policy, Some(&params.target))?;
     let mut layers = EditedLayers::of(&model);
-    let changed_files =
-        edit_files(&mut layers, &params.files, policy.is_restricted()).map_err(refused)?;
+    let changed_files = edit_files(&mut layers, &params.files, policy.is_restricted()).map_err(refused)?;
     let mut edited = Edited {
         name: params.target.short(),
         digest: None,
@@ -88,21 +87,17 @@ fn edit_model(
         edited.new_bytes = layers.new_bytes().chain(of_header).fold(0, u64::saturating_add);
         return Ok(edited);
     }
-    let header = match header {
-        Some(header) => Some(header.hashed(change.store, known, report)?),
-        None => None,
-    };
+    let header = header.map(|header| header.hashed(change.store, known, report)).transpose()?;
     let mut ingest = change.begin(lease)?;
     let of_header = header.as_ref().map(|header| header.file.new_bytes());
     let new_bytes = layers.new_bytes().chain(of_header).chain([model.manifest.config().size]);
-    let new_bytes: Vec<u64> = new_bytes.filter(|bytes| *bytes > 0).collect();
-    ingest.admit(new_bytes.into_iter())?;
+    ingest.admit(new_bytes.filter(|bytes| *bytes > 0).collect::<Vec<_>>().into_iter())?;
     let facts = match header {
         Some(HashedHeader { source, file, digest, facts }) => {
-            layers.replace(source, file.add(&mut ingest, digest)?);
+            layers.replace(source, &file.add(&mut ingest, digest)?);
             facts
         }
-        None => ChangedFacts { kind: change.store.names().kind(model.manifest.digest()), ..ChangedFacts::default() },
+        None => ChangedFacts::of_stored(change.store, &model),
     };
     let manifest = layers.compose(&mut ingest, &facts)?;
     // The stored name: the source may have been given by its ID.
@@ -149,6 +144,13 @@ struct ChangedFacts {
     kind: Option<ModelKind>,
 }
 
+impl ChangedFacts {
+    /// Of a model whose weights stay as they are.
+    fn of_stored(store: &Store, model: &Model) -> Self {
+        Self { kind: store.names().kind(model.manifest.digest()), ..Self::default() }
+    }
+}
+
 /// Plans the changes of the header and of the template layer, and adds them to the report.
 fn edit_header<'m>(
     change: &NameChange<'_>,
@@ -159,7 +161,8 @@ fn edit_header<'m>(
     let source = params.source.short();
     let (weights, source_header) = Weights::find(change.store, model)?;
     let header = EditedHeader::new(&source_header, keys);
-    let header = header.map_err(|error| OpError::Edit { model: source.clone(), reason: error.to_string() })?;
+    let header =
+        header.map_err(|error| OpError::Edit { model: source.clone(), reason: error.to_string() })?;
     edited.changed = changed_keys(&source_header, &header);
     edited.effects.notes.extend(header.absent.iter().map(|key| absent_key(&source, key)));
     edited.template_layer = layers.set_template(params.template_layer.as_deref());

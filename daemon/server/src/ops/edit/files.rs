@@ -33,7 +33,9 @@ pub(super) fn edit_files(
         }
         let is_this = |layer: &EditedLayer| layer.name.as_deref() == Some(&change.path);
         let place = layers.layers.iter().position(is_this);
-        if let Some(reason) = refusal(&change.path, place.and_then(|place| layers.layers.get(place)), keeps_licenses) {
+        if let Some(reason) =
+            refusal(&change.path, place.and_then(|place| layers.layers.get(place)), keeps_licenses)
+        {
             return Err(format!("{}: {reason}", change.path));
         }
         let content = content(change)?;
@@ -53,7 +55,8 @@ pub(super) fn edit_files(
 
 /// Why a file is not edited. `layer` is the one with this path, if there is one.
 fn refusal(path: &str, layer: Option<&EditedLayer>, keeps_licenses: bool) -> Option<&'static str> {
-    let media_type = layer.map_or_else(|| layer_type(path, None), |layer| layer.descriptor.media_type.clone());
+    let media_type =
+        layer.map_or_else(|| layer_type(path, None), |layer| layer.descriptor.media_type.clone());
     let is_weights = media_type.holds_tensors() || media_type.component() == "tensor";
     if is_weights || FileFormat::split_name(path).is_some() || has_other_weights(path) {
         return Some("a file of weights; only a model's other files can be edited");
@@ -125,6 +128,14 @@ fn check_new_path(layers: &EditedLayers<'_>, path: &str) -> Result<(), String> {
     if present().next().is_none() {
         return Err(format!(
             "{path}: the files of this model have no paths, so that none can be added; import it from a folder"
+        ));
+    }
+    let is_gguf = present().any(|name| FileFormat::GGUF.stem_of(name).is_some());
+    let is_json = |layer: &EditedLayer| layer.descriptor.media_type.component() == "json";
+    // With a JSON file it would be a folder, which engines open in another way.
+    if is_gguf && !layers.layers.iter().any(is_json) {
+        return Err(format!(
+            "{path}: a model of GGUF files is not a folder, so that it can have no such file"
         ));
     }
     let with_present = check_paths(present()).is_ok();

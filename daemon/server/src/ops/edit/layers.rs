@@ -40,7 +40,7 @@ impl<'m> EditedLayers<'m> {
     }
 
     /// Puts another file in place of the one with this digest.
-    pub(super) fn replace(&mut self, old: Digest, new: Descriptor) {
+    pub(super) fn replace(&mut self, old: Digest, new: &Descriptor) {
         for layer in self.layers.iter_mut().filter(|layer| layer.descriptor.digest == old) {
             (layer.descriptor.digest, layer.descriptor.size) = (new.digest, new.size);
         }
@@ -111,7 +111,8 @@ impl<'m> EditedLayers<'m> {
         let Ok(mut text) = String::from_utf8(old) else { return Ok(config.clone()) };
         text = self.replaced_digests(&text);
         if let [Some(before), Some(after)] = quantizations {
-            text = text.replace(&format!("\"file_type\":\"{before}\""), &format!("\"file_type\":\"{after}\""));
+            text =
+                text.replace(&format!("\"file_type\":\"{before}\""), &format!("\"file_type\":\"{after}\""));
         }
         let digest = ingest.add_bytes(text.as_bytes())?;
         Ok(Descriptor { media_type: config.media_type.clone(), digest, size: text.len() as u64 })

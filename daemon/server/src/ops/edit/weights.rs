@@ -45,8 +45,10 @@ impl<'m> Weights<'m> {
         if files.is_empty() {
             return Err(unsuitable(match of_component("tensor").is_empty() {
                 true => "has no file of weights",
-                false => "has one layer per tensor; its metadata is in JSON files, not in a GGUF header: \
-                          `--file config.json=@FILE` edits one of them",
+                false => {
+                    "has one layer per tensor; its metadata is in JSON files, not in a GGUF header: \
+                          `--file config.json=@FILE` edits one of them"
+                }
             }));
         }
         let mut candidates = Vec::new();
