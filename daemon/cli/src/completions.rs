@@ -44,11 +44,11 @@ fn script(shell: Shell) -> Result<String, ErrorBody> {
     aot::generate(generator, &mut command, "blobd", &mut script);
     let script = String::from_utf8(script)
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("script: {error}")))?;
-    let places = places(&command);
+    let completed_arguments = completed_arguments(&command);
     Ok(match shell {
-        Shell::Bash => script + &shells::bash(&command, &places),
-        Shell::Zsh => shells::zsh(&script, &places),
-        Shell::Fish => script + &shells::fish(&places),
+        Shell::Bash => script + &shells::bash(&command, &completed_arguments),
+        Shell::Zsh => shells::zsh(&script, &completed_arguments),
+        Shell::Fish => script + &shells::fish(&completed_arguments),
     })
 }
 
@@ -63,7 +63,7 @@ fn visible() -> Command {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct CompletedArgument {
     /// The command and its aliases.
     command: Vec<String>,
     /// For a subcommand such as `partial rm`, the outer command.
@@ -73,21 +73,27 @@ struct Place {
     takes_files: bool,
 }
 
-impl Place {
+impl CompletedArgument {
     fn kinds(&self) -> String {
         self.kinds.iter().map(|kind| kind.word()).collect::<Vec<_>>().join(",")
     }
 }
 
 /// The arguments whose values can be suggested. Each command has at most one kind of them.
-fn places(blobd: &Command) -> Vec<Place> {
+fn completed_arguments(blobd: &Command) -> Vec<CompletedArgument> {
     let of = |parent: Option<&Command>, command: &Command| {
         let words: Vec<String> = other_tools::names(command).map(str::to_owned).collect();
         let parent = parent.map(|parent| parent.get_name().to_owned());
         let known = command.get_positionals().filter_map(|argument| {
             let (kinds, takes_files) = kinds(command, argument)?;
             let argument = argument.get_id().to_string();
-            Some(Place { command: words.clone(), parent: parent.clone(), argument, kinds, takes_files })
+            Some(CompletedArgument {
+                command: words.clone(),
+                parent: parent.clone(),
+                argument,
+                kinds,
+                takes_files,
+            })
         });
         known.collect::<Vec<_>>()
     };
@@ -133,12 +139,12 @@ mod tests {
 
     #[test]
     fn names_are_suggested_where_they_are_expected() {
-        let places = places(&visible());
+        let completed_arguments = completed_arguments(&visible());
         let of = |parent: Option<&str>, name: &str| {
-            let is_it = |place: &&Place| {
-                place.parent.as_deref() == parent && place.command.iter().any(|known| known == name)
+            let is_it = |argument: &&CompletedArgument| {
+                argument.parent.as_deref() == parent && argument.command.iter().any(|known| known == name)
             };
-            places.iter().find(is_it).map(|place| (place.kinds(), place.takes_files))
+            completed_arguments.iter().find(is_it).map(|argument| (argument.kinds(), argument.takes_files))
         };
         for name in ["rm", "rmi", "tag", "cp", "export", "rename", "mv", "pin", "pull", "warm", "verify"] {
             assert_eq!(of(None, name), Some(("models".to_owned(), false)), "{name}");

@@ -37,13 +37,13 @@ pub(super) struct ModelArgs {
 pub(super) struct DescribedModel {
     pub(super) name: String,
     pub(super) digest: Option<Digest>,
-    pub(super) place: Place,
+    pub(super) place: ModelLocation,
     /// In the order of the manifest, the configuration first.
     pub(super) files: Vec<DescribedFile>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ModelLocation {
     Store(Reference),
     LocalFiles,
     /// Not pulled; its source.
@@ -99,7 +99,7 @@ impl ModelArgs {
             described => described,
         };
         let model = model?;
-        if let Place::Store(stored) = &model.place {
+        if let ModelLocation::Store(stored) = &model.place {
             note_name(global, &reference, &stored.short());
         }
         Ok(model)
@@ -128,7 +128,7 @@ impl ModelArgs {
         let stored = details.name.parse().map_err(usage)?;
         let files = details.layers.into_iter().map(file).collect();
         let heads = ModelHeads { name: details.name, digest: Some(details.digest), origin: None, files };
-        Ok((DescribedModel::new(heads, Place::Store(stored)), Some(connected)))
+        Ok((DescribedModel::new(heads, ModelLocation::Store(stored)), Some(connected)))
     }
 
     pub(super) fn name(&self) -> Result<ModelName, ErrorBody> {
@@ -149,7 +149,7 @@ impl ModelArgs {
 }
 
 impl DescribedModel {
-    fn new(heads: ModelHeads, place: Place) -> Self {
+    fn new(heads: ModelHeads, place: ModelLocation) -> Self {
         let file = |file: FileHead| DescribedFile {
             media_type: file.media_type,
             name: file.name,
@@ -205,7 +205,7 @@ fn describe_stored(client: &Client, reference: &Reference) -> Result<DescribedMo
     let heads = client.heads(reference).map_err(client_error)?;
     // The stored name: the reference may be an ID, or leave out the tag.
     let stored = heads.name.parse().unwrap_or_else(|_malformed| reference.clone());
-    Ok(DescribedModel::new(heads, Place::Store(stored)))
+    Ok(DescribedModel::new(heads, ModelLocation::Store(stored)))
 }
 
 fn has_tags(client: &Client, reference: &Reference) -> Result<bool, ErrorBody> {
@@ -233,7 +233,7 @@ fn describe_remote(
         }
         remote => remote?,
     };
-    let place = Place::Registry(remote.origin.clone().unwrap_or_default());
+    let place = ModelLocation::Registry(remote.origin.clone().unwrap_or_default());
     Ok(DescribedModel::new(remote, place))
 }
 
@@ -248,7 +248,7 @@ pub(super) fn file_paths(path: &Path) -> Vec<PathBuf> {
 pub(super) fn describe_files(path: &Path) -> Result<DescribedModel, ErrorBody> {
     let name = path.display().to_string();
     let files = file_paths(path).iter().map(|path| describe_file(path)).collect::<Result<_, _>>()?;
-    Ok(DescribedModel { name, digest: None, place: Place::LocalFiles, files })
+    Ok(DescribedModel { name, digest: None, place: ModelLocation::LocalFiles, files })
 }
 
 fn describe_file(path: &Path) -> Result<DescribedFile, ErrorBody> {

@@ -94,10 +94,10 @@ fn found(global: &Global, kind: Kind) -> Vec<String> {
         let visible = blobd.get_subcommands().filter(|command| !command.is_hide_set());
         return visible.map(|command| command.get_name().to_owned()).collect();
     }
-    match place(global) {
+    match name_source(global) {
         None => Vec::new(),
-        Some(Place::Daemon(client)) => served(&client, kind).unwrap_or_default(),
-        Some(Place::Store(root)) => {
+        Some(NameSource::Daemon(client)) => served(&client, kind).unwrap_or_default(),
+        Some(NameSource::Store(root)) => {
             let lower = if kind == Kind::Models { lower_stores(global) } else { Vec::new() };
             let roots = std::iter::once(root).chain(lower);
             roots.flat_map(|root| stored(global, &root, kind)).collect()
@@ -109,12 +109,12 @@ fn lower_stores(global: &Global) -> Vec<PathBuf> {
     load_settings(global).map(|settings| settings.lower_stores()).unwrap_or_default()
 }
 
-enum Place {
+enum NameSource {
     Daemon(Client),
     Store(PathBuf),
 }
 
-impl Place {
+impl NameSource {
     fn is_of(&self, root: &Path) -> bool {
         let canonical = |path: &Path| path.canonicalize().ok();
         match self {
@@ -127,32 +127,34 @@ impl Place {
 }
 
 /// The place that all commands use, except that no store is opened.
-fn place(global: &Global) -> Option<Place> {
-    let daemon = |socket: &Path| Client::connect(socket).ok().map(Place::Daemon);
+fn name_source(global: &Global) -> Option<NameSource> {
+    let daemon = |socket: &Path| Client::connect(socket).ok().map(NameSource::Daemon);
     match (&global.paths.root, &global.paths.socket) {
         // A daemon of another store is refused by all commands.
         (Some(root), Some(socket)) => return daemon(socket).filter(|served| served.is_of(root)),
         (None, Some(socket)) => return daemon(socket),
-        (Some(root), None) => return Some(Place::Store(root.clone())),
+        (Some(root), None) => return Some(NameSource::Store(root.clone())),
         (None, None) => {}
     }
     let settings = load_settings(global).ok()?;
     let root = settings.root().map(Path::to_path_buf);
     if let Some(socket) = settings.socket() {
         let own = || root.clone().or_else(|| default_root().ok().filter(|_root| is_own(socket)));
-        return daemon(socket).or_else(|| own().map(Place::Store));
+        return daemon(socket).or_else(|| own().map(NameSource::Store));
     }
     if let Some(root) = root {
-        return Some(Place::Store(root));
+        return Some(NameSource::Store(root));
     }
     match Client::connect_to_system() {
-        Ok(Some(client)) => return Some(Place::Daemon(client)),
+        Ok(Some(client)) => return Some(NameSource::Daemon(client)),
         Ok(None) => {}
         // Commands open the system's own store then, and no other.
-        Err(_) => return default_root().ok().filter(|root| root == Path::new(SYSTEM_ROOT)).map(Place::Store),
+        Err(_) => {
+            return default_root().ok().filter(|root| root == Path::new(SYSTEM_ROOT)).map(NameSource::Store);
+        }
     }
     let served = user_sockets().iter().find_map(|socket| daemon(socket));
-    served.or_else(|| default_root().ok().map(Place::Store))
+    served.or_else(|| default_root().ok().map(NameSource::Store))
 }
 
 fn served(client: &Client, kind: Kind) -> Option<Vec<String>> {

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use clap::{Arg, Command};
 
-use super::Place;
+use super::CompletedArgument;
 use crate::suggest;
 
 /// The text that is added to the generated script. Bash splits words at colons, which names contain: only what follows the
 /// last one is replaced.
-pub(super) fn bash(blobd: &Command, places: &[Place]) -> String {
-    let (cases, valued, command) = (cases(places), valued_options(blobd), suggest::COMMAND);
+pub(super) fn bash(blobd: &Command, arguments: &[CompletedArgument]) -> String {
+    let (cases, valued, command) = (cases(arguments), valued_options(blobd), suggest::COMMAND);
     format!(
         r#"
 _blobd_with_names() {{
@@ -58,16 +58,16 @@ complete -F _blobd_with_names -o bashdefault -o default blobd
 }
 
 /// The second word of a line is a subcommand or the first name.
-fn cases(places: &[Place]) -> String {
+fn cases(arguments: &[CompletedArgument]) -> String {
     let mut cases = Vec::new();
-    for place in places {
-        let pattern = |name: &String| match &place.parent {
+    for argument in arguments {
+        let pattern = |name: &String| match &argument.parent {
             Some(parent) => format!("\"{parent} {name} \"*"),
             None => format!("\"{name} \"*"),
         };
-        let patterns = place.command.iter().map(pattern).collect::<Vec<_>>().join(" | ");
-        let files = if place.takes_files { "; files=1" } else { "" };
-        let case = format!("        {patterns}) kinds={}{files} ;;\n", place.kinds());
+        let patterns = argument.command.iter().map(pattern).collect::<Vec<_>>().join(" | ");
+        let files = if argument.takes_files { "; files=1" } else { "" };
+        let case = format!("        {patterns}) kinds={}{files} ;;\n", argument.kinds());
         if !cases.contains(&case) {
             cases.push(case);
         }
@@ -113,10 +113,10 @@ fn names_of(option: &Arg) -> Vec<String> {
     long.into_iter().chain(short).collect()
 }
 
-pub(super) fn fish(places: &[Place]) -> String {
+pub(super) fn fish(arguments: &[CompletedArgument]) -> String {
     let mut lines = Vec::new();
-    for place in places {
-        let line = fish_line(place);
+    for argument in arguments {
+        let line = fish_line(argument);
         if !lines.contains(&line) {
             lines.push(line);
         }
@@ -124,16 +124,16 @@ pub(super) fn fish(places: &[Place]) -> String {
     format!("\n{}", lines.concat())
 }
 
-fn fish_line(place: &Place) -> String {
-    let names = place.command.join(" ");
-    let condition = match &place.parent {
+fn fish_line(argument: &CompletedArgument) -> String {
+    let names = argument.command.join(" ");
+    let condition = match &argument.parent {
         Some(parent) => {
             format!("__fish_blobd_using_subcommand {parent}; and __fish_seen_subcommand_from {names}")
         }
         None => format!("__fish_blobd_using_subcommand {names}"),
     };
-    let no_files = if place.takes_files { "" } else { " -f" };
-    let (command, kinds) = (suggest::COMMAND, place.kinds());
+    let no_files = if argument.takes_files { "" } else { " -f" };
+    let (command, kinds) = (suggest::COMMAND, argument.kinds());
     format!(
         "complete -c blobd -n \"{condition}\"{no_files} -a \"(blobd {command} {kinds} -- (commandline -opc) \
          2>/dev/null)\"\n"
@@ -141,7 +141,7 @@ fn fish_line(place: &Place) -> String {
 }
 
 /// The generated script, with names instead of files for arguments that are names.
-pub(super) fn zsh(script: &str, places: &[Place]) -> String {
+pub(super) fn zsh(script: &str, arguments: &[CompletedArgument]) -> String {
     let mut result = String::new();
     // The commands of the line, the innermost last.
     let mut command = String::new();
@@ -149,9 +149,11 @@ pub(super) fn zsh(script: &str, places: &[Place]) -> String {
         if let Some(label) = line.trim().strip_prefix('(').and_then(|rest| rest.strip_suffix(')')) {
             label.clone_into(&mut command);
         }
-        let place = places.iter().find(|place| is_specified(line, place, &command));
-        match place {
-            Some(place) => result.push_str(&line.replace(":_default'", &format!(":{}'", zsh_action(place)))),
+        let argument = arguments.iter().find(|argument| is_specified(line, argument, &command));
+        match argument {
+            Some(argument) => {
+                result.push_str(&line.replace(":_default'", &format!(":{}'", zsh_action(argument))));
+            }
             None => result.push_str(line),
         }
         result.push('\n');
@@ -162,16 +164,16 @@ pub(super) fn zsh(script: &str, places: &[Place]) -> String {
     result
 }
 
-fn zsh_action(place: &Place) -> String {
-    let files = if place.takes_files { " files" } else { "" };
-    format!("{{_blobd_names {}{files}}}", place.kinds())
+fn zsh_action(argument: &CompletedArgument) -> String {
+    let files = if argument.takes_files { " files" } else { "" };
+    format!("{{_blobd_names {}{files}}}", argument.kinds())
 }
 
-fn is_specified(line: &str, place: &Place, command: &str) -> bool {
+fn is_specified(line: &str, argument: &CompletedArgument, command: &str) -> bool {
     let specification = line.trim_start_matches(['\'', ':', '*']);
     line.starts_with('\'')
-        && place.command.first().is_some_and(|name| name == command)
-        && specification.starts_with(&format!("{} -- ", place.argument))
+        && argument.command.first().is_some_and(|name| name == command)
+        && specification.starts_with(&format!("{} -- ", argument.argument))
 }
 
 /// A function of the script, whose arguments are the kinds of names, and `files` where a file is possible too.
@@ -191,7 +193,7 @@ _blobd_names() {{
 
 #[cfg(test)]
 mod tests {
-    use crate::completions::{Shell, places, script, visible};
+    use crate::completions::{Shell, completed_arguments, script, visible};
 
     use super::*;
 
@@ -209,7 +211,7 @@ mod tests {
 
     #[test]
     fn subcommands_are_not_confused_with_commands() {
-        let cases = cases(&places(&visible()));
+        let cases = cases(&completed_arguments(&visible()));
         assert!(cases.contains("\"partial rm \"* | "), "{cases}");
         assert!(cases.contains("        \"rm \"* | \"rmi \"*"), "{cases}");
         assert!(cases.contains("\"show \"* | \"inspect \"*) kinds=models; files=1 ;;"), "{cases}");

@@ -13,7 +13,7 @@ use blobd_store_format::tensor::TensorFormat;
 
 use crate::connect::{Connected, client_error, model_error};
 use crate::local_model::{LocalModel, entry};
-use crate::model_source::{DescribedModel, ModelArgs, Place, describe_files};
+use crate::model_source::{DescribedModel, ModelArgs, ModelLocation, describe_files};
 use crate::{Digest, ErrorBody, ErrorCode, Global, Reference};
 
 pub(super) struct Side {
@@ -50,8 +50,8 @@ impl Side {
         };
         let described = model.describe_with(global, connected)?;
         match &described.place {
-            Place::Store(reference) => Self::stored(connected, reference),
-            Place::Registry(_) | Place::LocalFiles => Self::remote(&described),
+            ModelLocation::Store(reference) => Self::stored(connected, reference),
+            ModelLocation::Registry(_) | ModelLocation::LocalFiles => Self::remote(&described),
         }
     }
 

@@ -25,7 +25,7 @@ use super::header::{self, HeaderForm, OtherHeader, WholeKey};
 use super::invalid;
 use super::tensors::{self, NetworkLayer, ParsedFile, SafetensorsFile, ShownTensor, TensorFacts};
 use crate::connect::{Connected, client_error};
-use crate::model_source::{DescribedModel, Place};
+use crate::model_source::{DescribedModel, ModelLocation};
 use crate::{Digest, ErrorBody, Reference};
 
 #[derive(Debug, Serialize)]
@@ -171,7 +171,7 @@ impl Document {
         let (files, safetensors) = (parse(model)?, parse_safetensors(model)?);
         let mut document = Self::from_files(model, files);
         match (&model.place, connected) {
-            (Place::Store(reference), Some(connected)) => {
+            (ModelLocation::Store(reference), Some(connected)) => {
                 document.add_stored(connected, reference, &safetensors)?;
             }
             _ => document.tensors = tensors::in_files(&document.files),
@@ -191,13 +191,13 @@ impl Document {
         let kind = kind(model, weights.first().copied());
         let about = first.map(ModelCard::from_header).filter(|card| *card != ModelCard::default());
         let origin = match &model.place {
-            Place::Registry(origin) => Some(origin.clone()),
-            Place::Store(_) | Place::LocalFiles => None,
+            ModelLocation::Registry(origin) => Some(origin.clone()),
+            ModelLocation::Store(_) | ModelLocation::LocalFiles => None,
         };
         Self {
             name: model.name.clone(),
             digest: model.digest,
-            stored: matches!(model.place, Place::Store(_)),
+            stored: matches!(model.place, ModelLocation::Store(_)),
             origin,
             policy: None,
             kind,

@@ -11,7 +11,7 @@ use super::header::{self, WholeKey};
 use super::tensors::{self, NetworkLayer, TensorFacts};
 use super::{Params, texts};
 use crate::Digest;
-use crate::model_source::{DescribedModel, Place};
+use crate::model_source::{DescribedModel, ModelLocation};
 use crate::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
 
 /// The most lines of the overview: fewer than on a screen of 40, with the command above it.
@@ -128,11 +128,11 @@ fn about(document: &Document, row: &mut impl FnMut(&str, Option<String>)) {
     row("base model", Some(bases.collect::<Vec<_>>().join(", ")).filter(|text| !text.is_empty()));
 }
 
-fn place(place: &Place) -> Option<String> {
+fn place(place: &ModelLocation) -> Option<String> {
     match place {
-        Place::Store(_) => None,
-        Place::LocalFiles => Some("a local file, not in the store".to_owned()),
-        Place::Registry(origin) => Some(format!("not pulled; read from {origin}")),
+        ModelLocation::Store(_) => None,
+        ModelLocation::LocalFiles => Some("a local file, not in the store".to_owned()),
+        ModelLocation::Registry(origin) => Some(format!("not pulled; read from {origin}")),
     }
 }
 

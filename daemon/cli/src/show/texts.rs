@@ -3,7 +3,7 @@
 use blobd_model::card::ModelCard;
 use serde_json::{Map, Value as Json, json};
 
-use crate::model_source::{DescribedFile, DescribedModel, Place};
+use crate::model_source::{DescribedFile, DescribedModel, ModelLocation};
 use crate::output::{print as print_text, print_json};
 use crate::{ErrorBody, ErrorCode, Global};
 
@@ -88,8 +88,10 @@ fn parameter(value: &Json) -> String {
 
 fn modelfile(model: &DescribedModel) -> String {
     let source = match &model.place {
-        Place::Store(_) | Place::Registry(_) => model.name.clone(),
-        Place::LocalFiles => model.files.first().and_then(|file| file.name.clone()).unwrap_or_default(),
+        ModelLocation::Store(_) | ModelLocation::Registry(_) => model.name.clone(),
+        ModelLocation::LocalFiles => {
+            model.files.first().and_then(|file| file.name.clone()).unwrap_or_default()
+        }
     };
     let mut text = format!("# Modelfile by `blobd show --modelfile`\nFROM {source}\n");
     let quoted = |instruction: &str, value: &str| format!("{instruction} \"\"\"{value}\"\"\"\n");
@@ -130,7 +132,7 @@ mod tests {
         DescribedModel {
             name: "m:1".to_owned(),
             digest: None,
-            place: Place::Registry("m:1".to_owned()),
+            place: ModelLocation::Registry("m:1".to_owned()),
             files: files.collect(),
         }
     }
