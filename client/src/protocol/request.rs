@@ -182,6 +182,9 @@ pub struct ImportFile {
     /// Its digest, if that is known. A file with another one is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
+    /// Whether an earlier import has just read this file, and found `digest`. It is not read again if the store has it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub was_read: bool,
 }
 
 /// A file that belongs to an imported one and becomes a component of the same model.

@@ -285,8 +285,13 @@ fn daemon_that_dies_is_distinguished_from_one_that_sends_something_else() {
 
 /// Imports a list of 20 files from a daemon that sends these `want` frames. Returns the numbers of the opened files.
 fn import_listed(wants: &'static [(u32, u32)]) -> (Result<Imported, ClientError>, Vec<usize>) {
-    let file =
-        |number: usize| ImportFile { path: number.to_string(), size: 1, component: None, digest: None };
+    let file = |number: usize| ImportFile {
+        path: number.to_string(),
+        size: 1,
+        component: None,
+        digest: None,
+        was_read: false,
+    };
     let params = ImportParams { files: (0..20).map(file).collect(), ..ImportParams::new("tiny") };
     let mut opened = Vec::new();
     let client = client_of(move |call: Call| {
@@ -334,7 +339,7 @@ fn daemon_that_wants_other_files_than_the_next_gets_none() {
 
 #[test]
 fn file_that_cannot_be_opened_ends_the_import_with_its_error() {
-    let file = ImportFile { path: "a".to_owned(), size: 1, component: None, digest: None };
+    let file = ImportFile { path: "a".to_owned(), size: 1, component: None, digest: None, was_read: false };
     let params = ImportParams { files: vec![file], ..ImportParams::new("tiny") };
     let client = client_of(|call: Call| {
         let mut connection = call.upgrade();

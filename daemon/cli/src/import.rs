@@ -18,10 +18,11 @@ use self::earlier::{Earlier, Files};
 use self::from_program::From;
 use self::moving::{Finished, Interrupted, Moves};
 use self::plan::{ListedModel, PathModel, Planned, plan};
+use self::read_once::ReadOnce;
 use crate::advice::instead_of_import;
 use crate::batch::{Batch, located};
 use crate::connect::{Connected, client_error, connect_or_create};
-use crate::local_folder::Links;
+use crate::local_folder::{Identity, Links};
 use crate::model_name::parse_new_name;
 use crate::output::{counted, human_bytes, print_text};
 use crate::parallel::run_in_order;
@@ -34,6 +35,7 @@ mod from_program;
 mod gguf_folder;
 mod moving;
 mod plan;
+mod read_once;
 mod report;
 
 /// Store models that are on this machine: GGUF and safetensors files, shards, folders
@@ -170,11 +172,15 @@ fn import_all(
         _ => format!("{count} models"),
     };
     let bars = Progress::new(global.hides_progress()).bars(&label, total, count);
+    let once = ReadOnce::new(models.iter().enumerate().filter_map(|(number, (_, planned))| match planned {
+        Ok(Planned::List(model)) if !stored.contains_key(&number) => Some(model.identities()),
+        _ => None,
+    }));
     let import = |number: usize| match (stored.get(&number), models.get(number)) {
         (Some(stored), _) => Ok(stored.clone()),
         (None, Some((path, Ok(planned)))) => {
             let _admitted = moves.admit(size(path, Ok(planned)));
-            let mut imported = import(&bars, params, &connected.client, (path, planned))?;
+            let mut imported = import(&bars, params, (&connected.client, &once), (path, planned))?;
             if params.moves && imported.reused_bytes > 0 {
                 check_stored(&connected.client, &imported)?;
             }
@@ -245,12 +251,12 @@ fn size(path: &Path, planned: Result<&Planned, &ErrorBody>) -> u64 {
 fn import(
     bars: &Bars,
     params: &Params,
-    client: &Client,
+    (client, once): (&Client, &ReadOnce),
     (path, planned): (&Path, &Planned),
 ) -> Result<Imported, ErrorBody> {
     let mut imported = match planned {
         Planned::File { sidecars } => import_file(bars, params, client, (path, sidecars)),
-        Planned::List(model) => import_list(bars, params, client, model),
+        Planned::List(model) => import_list(bars, params, (client, once), model),
     }?;
     imported.effects.notes.extend(notes(params, planned));
     Ok(imported)
@@ -295,26 +301,30 @@ fn notes(params: &Params, planned: &Planned) -> Vec<String> {
 fn import_list(
     bars: &Bars,
     params: &Params,
-    client: &Client,
+    (client, once): (&Client, &ReadOnce),
     model: &ListedModel,
 ) -> Result<Imported, ErrorBody> {
     model.refuse_faults()?;
-    let file = |file: &ModelFile| ImportFile {
-        path: file.path.clone(),
-        size: file.size,
-        component: file.component,
-        digest: None,
+    let reading = once.begin(model.identities());
+    let listed: Vec<Option<Identity>> = model.paths().into_iter().map(|(_, listed)| listed).collect();
+    let file = |(file, listed): (&ModelFile, &Option<Identity>)| {
+        let digest = listed.and_then(|listed| reading.digest(listed));
+        let (path, size, component) = (file.path.clone(), file.size, file.component);
+        ImportFile { path, size, component, digest, was_read: digest.is_some() }
     };
     let request = ImportParams {
         name: params.name.clone(),
         force: params.force,
-        files: model.files.iter().map(file).collect(),
+        files: model.files.iter().zip(&listed).map(file).collect(),
         ..ImportParams::new(model.name_source.clone())
     };
     let open = |number| model.open(number).map(Into::into);
     let bar = bars.item(&model.file_name(), model.size());
     let imported = client.import_listed(&request, open, |completed, total| bar.set(completed, total));
-    imported.map_err(client_error).map_err(|error| model.located(error))
+    let imported = imported.map_err(client_error).map_err(|error| model.located(error))?;
+    let read = imported.files.iter().zip(&listed);
+    reading.done(read.filter_map(|(file, listed)| Some(((*listed)?, file.digest))));
+    Ok(imported)
 }
 
 /// The name of a file or folder with its innermost folders, which distinguish its model from those of files with the same

@@ -17,8 +17,13 @@ mod shared_experts;
 
 /// The request for the import of these files.
 fn listing<'f>(name: &str, files: impl IntoIterator<Item = (&'f str, u64)>) -> ImportParams {
-    let file =
-        |(path, size): (&str, u64)| ImportFile { path: path.to_owned(), size, component: None, digest: None };
+    let file = |(path, size): (&str, u64)| ImportFile {
+        path: path.to_owned(),
+        size,
+        component: None,
+        digest: None,
+        was_read: false,
+    };
     ImportParams { files: files.into_iter().map(file).collect(), ..ImportParams::new(name) }
 }
 

@@ -7,12 +7,14 @@ use std::sync::PoisonError;
 
 use blobd_client::protocol::pull::Imported;
 use blobd_client::protocol::request::{ImportFile, ImportOrigin, ImportParams, TagParams};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::model_folder::Selection;
 use blobd_store_format::name_pattern::NamePattern;
 use clap::Args;
 use tracing_mutex::stdsync::Mutex;
 
 use super::moving::{Finished, Moves};
+use super::read_once::ReadOnce;
 use super::report::LeftOutModel;
 use super::{Params, check_stored, finish_interrupted, report};
 use crate::batch::{Batch, located};
@@ -200,7 +202,9 @@ fn execute(
         _ => counted(wanted.len(), "model"),
     };
     let bars = Progress::new(global.hides_progress()).bars(&label, total, wanted.len());
-    let work = Work { request, client, bars: &bars, models: &wanted, moves, done: Mutex::default() };
+    let files = wanted.iter().map(|model| model.found.files.iter().map(|file| file.identity));
+    let once = ReadOnce::new(files);
+    let work = Work { request, client, bars: &bars, models: &wanted, moves, once, done: Mutex::default() };
     let mut batch = Batch::new(global, plan.models().len());
     let reported = run_in_order(
         &jobs(&wanted),
@@ -257,6 +261,7 @@ struct Work<'w> {
     models: &'w [&'w PlannedModel],
     /// Numbers models as `models`, if anything is deleted.
     moves: &'w Moves,
+    once: ReadOnce,
     /// The models that are imported, by their numbers.
     done: Mutex<BTreeMap<usize, Imported>>,
 }
@@ -311,11 +316,14 @@ impl Work<'_> {
 
     fn import_files(&self, model: &PlannedModel) -> Result<Imported, ErrorBody> {
         let found = &model.found;
+        let reading = self.once.begin(found.files.iter().map(|file| file.identity));
         let listed = |file: &FoundFile| {
             let (path, size, component) = (file.path.clone(), file.size, file.component);
             // What makes a model count as stored: without that, it would be another model under the name.
             let digest = file.checked()?.or(file.claimed.filter(|_| model.is_stored));
-            Ok(ImportFile { path, size, component, digest })
+            let read =
+                reading.digest(file.identity).filter(|read| digest.is_none_or(|digest| digest == *read));
+            Ok(ImportFile { path, size, component, digest: read.or(digest), was_read: read.is_some() })
         };
         let manifest =
             found.manifest.as_ref().map(|manifest| String::from_utf8_lossy(manifest.raw()).into_owned());
@@ -336,6 +344,13 @@ impl Work<'_> {
         let bar = self.bars.item(&found.name, found.size);
         let imported = self.client.import_listed(&params, open, |completed, total| bar.set(completed, total));
         let imported = imported.map_err(client_error)?;
+        let paths: BTreeMap<&str, Digest> =
+            imported.files.iter().map(|file| (file.path.as_str(), file.digest)).collect();
+        // The files of a manifest have the digests that it gives them.
+        let of_manifest = |file: &FoundFile| file.claimed.filter(|_| found.manifest.is_some());
+        reading.done(found.files.iter().filter_map(|file| {
+            Some((file.identity, paths.get(file.path.as_str()).copied().or_else(|| of_manifest(file))?))
+        }));
         if self.moves.is_wanted() && imported.reused_bytes > 0 {
             check_stored(self.client, &imported)?;
         }

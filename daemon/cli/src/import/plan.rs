@@ -248,6 +248,11 @@ impl ListedModel {
         self.files.iter().map(place).collect()
     }
 
+    /// The files that were listed in a folder.
+    pub(super) fn identities(&self) -> Vec<Identity> {
+        self.paths().into_iter().filter_map(|(_, listed)| listed).collect()
+    }
+
     /// An error that says where the file is that it is about.
     pub(super) fn located(&self, error: ErrorBody) -> ErrorBody {
         let folder = match &self.place {

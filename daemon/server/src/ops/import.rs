@@ -67,7 +67,7 @@ fn import_files(
     ingest.staging().expect(files.size());
     ingest.refuse_hopeless(files.distinct_sizes())?;
     let check = |file: &str, terms| check_name(file, target.preferred(), terms);
-    let stored = files.ingest(&mut ingest, source, progress, check)?;
+    let stored = files.ingest(&mut ingest, !policy.is_restricted(), source, progress, check)?;
     let StoredFiles { files: new, terms, tensor_count } = stored;
     let manifest = match published {
         Some(manifest) => {

@@ -80,6 +80,31 @@ fn model_of_many_files_needs_few_descriptors_and_is_exported_bit_for_bit() {
     assert!(again.unchanged && again.new_bytes == 0 && again.digest == imported.digest, "{again:?}");
 }
 
+/// The file that the client opens is not looked at, so it can have other content.
+#[test]
+fn file_that_was_read_before_is_not_read_again_if_it_is_stored() {
+    let daemon = TestDaemon::start();
+    let folder = |name: &str, seed| {
+        let mut files = ModelFolder::default();
+        files.add("a.gguf", ModelFile::dense(1).bytes());
+        files.add("b.bin", vec![seed; 1 << 20]);
+        (list_of(&files, name), files.write_to(daemon.scratch().join(name)))
+    };
+    let [(first, at_first), (mut second, at_second)] = [folder("first", 1), folder("second", 2)];
+    let read = import_listed(&daemon.client(), &at_first, &first).unwrap();
+    for (listed, read) in second.files.iter_mut().zip(&read.files) {
+        (listed.digest, listed.was_read) = (Some(read.digest), true);
+    }
+    let imported = import_listed(&daemon.client(), &at_second, &second).unwrap();
+    assert_eq!((imported.digest, imported.tensor_count), (read.digest, read.tensor_count));
+    assert_eq!((imported.files, imported.new_bytes), (read.files, 0));
+    // What is not stored is read.
+    daemon.command().line("rm first second").succeeds();
+    let error = refused(&daemon, &at_second, &second);
+    assert!(error.message.starts_with("b.bin: "), "{error:?}");
+    check_empty(daemon.root());
+}
+
 /// As after a kill: the command was started before the daemon had stored what the killed one had asked for.
 #[test]
 fn model_with_a_manifest_that_got_its_name_meanwhile_is_stored_already() {

@@ -2,8 +2,10 @@
 
 use blobd_client::protocol::pull::{Imported, ImportedFile, ImportedSidecar};
 use blobd_client::protocol::request::{ImportParams, SidecarComponent};
+use blobd_model::facts::ModelFacts;
 use blobd_store::{Ingest, StoreError};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
@@ -17,6 +19,7 @@ use super::shards::{ShardReader, Shards};
 use super::source::{FileFacts, ImportSource, inspect, refuse_changed};
 use crate::ingest::{Accepted, BegunFile, IngestError, IngestedFile, begin_file};
 use crate::ops::OpError;
+use crate::ops::describe::read_header;
 use crate::ops::name_change::display_name;
 use crate::ops::new_model::NewFile;
 use crate::policy::{Terms, TermsBuilder};
@@ -39,6 +42,8 @@ struct File {
     described: Option<Descriptor>,
     /// Its digest, if the client knows it or a manifest says it.
     expected: Option<Digest>,
+    /// Whether it was read, and had that digest.
+    was_read: bool,
 }
 
 /// What a model consists of, after all of its files were read.
@@ -75,6 +80,7 @@ impl Files {
             inspected: None,
             described: None,
             expected: file.digest,
+            was_read: file.was_read,
         });
         Ok(Self { files: files.collect(), is_list: true })
     }
@@ -87,13 +93,15 @@ impl Files {
         if !sizes().eq(params.files.iter().map(|file| file.size)) {
             return Err(OpError::NotOfManifest { expected: described.len(), found: params.files.len() });
         }
-        let files = described.into_iter().map(|file| File {
+        let was_read = params.files.iter().map(|file| file.was_read);
+        let files = described.into_iter().zip(was_read).map(|(file, was_read)| File {
             name: layout::blob_name(file.digest),
             component: None,
             size: file.size,
             inspected: None,
             expected: Some(file.digest),
             described: Some(file.clone()),
+            was_read,
         });
         Ok(Self { files: files.collect(), is_list: true })
     }
@@ -108,7 +116,8 @@ impl Files {
             select(source, number, &name)?;
             let facts = inspect(source, &name)?;
             let (size, inspected) = (facts.size, Some(facts));
-            files.push(File { name, component, size, inspected, described: None, expected: None });
+            let (described, expected, was_read) = (None, None, false);
+            files.push(File { name, component, size, inspected, described, expected, was_read });
         }
         Ok(Self { files, is_list: false })
     }
@@ -132,10 +141,11 @@ impl Files {
     }
 
     /// Adds the files to the ingest. `check` refuses a file by what is known of the model's licenses and formats when its
-    /// header has been read.
+    /// header has been read. `trusts_client`: files that were read before are not read again.
     pub(super) fn ingest(
         &self,
         ingest: &mut Ingest,
+        trusts_client: bool,
         source: &mut dyn ImportSource,
         progress: &mut dyn FnMut(u64, u64),
         check: impl Fn(&str, Terms) -> Result<(), OpError>,
@@ -151,6 +161,15 @@ impl Files {
         for (number, file) in self.files.iter().enumerate() {
             select(source, number, &file.name)?;
             let before = file.inspected(source)?;
+            let stored = if trusts_client { file.stored(ingest)? } else { None };
+            if let Some((media_type, ingested)) = stored {
+                if file.component.is_none() {
+                    tensor_count = tensor_count.saturating_add(ingested.facts.tensor_count);
+                }
+                read = read.saturating_add(file.size);
+                added.push(file.added(media_type, ingested));
+                continue;
+            }
             let mut report = |of_file: u64, _| progress(read.saturating_add(of_file), total);
             let begun = begin_file(source, (file.size, self.accepted(file)), &mut report);
             let begun = begun.map_err(|error| file.refused(error))?;
@@ -291,6 +310,27 @@ impl File {
                 self.component.is_none() && (is_gguf || ShardName::from_path(&self.name).is_some())
             }
         }
+    }
+
+    /// The stored file with the digest that was found when this one was read. `None` if it must be read.
+    fn stored(&self, ingest: &mut Ingest) -> Result<Option<(MediaType, IngestedFile)>, OpError> {
+        let Some(digest) = self.expected.filter(|_| self.was_read) else { return Ok(None) };
+        let (store, size) = (Arc::clone(ingest.store()), self.size);
+        let descriptor = Descriptor { media_type: self.media_type(None), digest, size };
+        // Before the check, so that the file is not collected before the commit.
+        ingest.lease().protect(digest);
+        let Some(stored) = store.content().stored_file_now(&descriptor)? else { return Ok(None) };
+        ingest.lease().protect_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));
+        let is_split = self.component.is_some() || FileFormat::split_name(&self.name).is_some();
+        if is_split && stored.recipe.is_none() || !store.content().has_file(&descriptor)? {
+            return Ok(None);
+        }
+        let header = stored.recipe.as_ref().map(|recipe| read_header(&store, recipe)).transpose()?.flatten();
+        let facts = header.as_deref().map_or_else(ModelFacts::default, ModelFacts::from_header);
+        let media_type = self.media_type(header.as_deref());
+        ingest.staging().expect_instead(size, []);
+        ingest.note_reused(size);
+        Ok(Some((media_type, IngestedFile { digest, size, facts, small: None })))
     }
 
     fn media_type(&self, header: Option<&dyn ModelHeader>) -> MediaType {
