@@ -181,7 +181,7 @@ fn links_out_of_the_cache_and_dangling_links_are_named_and_not_followed() {
 const OTHER: &str = "abcdef0123456789012345678901234567890123";
 
 #[test]
-fn other_commits_have_names_with_the_revision() {
+fn each_reference_gives_the_models_of_its_commit_a_name() {
     let daemon = TestDaemon::start();
     let cache = Cache::new(daemon.scratch());
     cache.add("ann/tiny", "tiny-Q8_0.gguf", &ModelFile::dense(1).bytes());
@@ -191,7 +191,9 @@ fn other_commits_have_names_with_the_revision() {
     let reference = cache.repository("ann/tiny").join("refs/refs/pr/1");
     fs::create_dir_all(reference.parent().unwrap()).unwrap();
     fs::write(reference, OTHER).unwrap();
-    // The only commit needs no revision, whatever its reference.
+    fs::write(cache.repository("ann/tiny").join("refs/v1"), OTHER).unwrap();
+    fs::write(cache.repository("ann/tiny").join("refs/v2"), COMMIT).unwrap();
+    // The only commit has the repository's own name too, whatever its reference.
     cache.add_to(("ben/one", OTHER), "one-Q8_0.gguf", &ModelFile::dense(3).bytes());
     fs::write(cache.repository("ben/one").join("refs/v1.0"), OTHER).unwrap();
     let imported = cache.import(&daemon, &[]).succeeds().json();
@@ -199,9 +201,15 @@ fn other_commits_have_names_with_the_revision() {
         "hf.co/ann/tiny:111111111111",
         "hf.co/ann/tiny:Q8_0",
         "hf.co/ann/tiny:Q8_0-refs-pr-1",
+        "hf.co/ann/tiny:Q8_0-v1",
+        "hf.co/ann/tiny:Q8_0-v2",
         "hf.co/ben/one:Q8_0",
+        "hf.co/ben/one:Q8_0-v1.0",
     ];
     assert_eq!(names(&imported["imported"]), expected);
+    let digest = |number: usize| &imported["imported"][number]["digest"];
+    assert!(digest(2) == digest(3) && digest(1) == digest(4) && digest(5) == digest(6), "{imported}");
+    assert!(digest(1) != digest(2), "{imported}");
     let blobd = daemon.command();
     assert!(
         blobd.line(&format!("export {} -o -", expected[1])).succeeds().stdout == ModelFile::dense(1).bytes()
@@ -211,11 +219,28 @@ fn other_commits_have_names_with_the_revision() {
     );
     let origin = |name: &str| blobd.line(&format!("show {name} --json")).succeeds().json()["origin"].clone();
     // The commit, because a pull of the name would fetch the content of `main`.
-    for (name, commit) in [(expected[1], COMMIT), (expected[2], OTHER)] {
+    for (name, commit) in [(expected[1], COMMIT), (expected[2], OTHER), (expected[3], OTHER)] {
         let source = format!("copy https://huggingface.co/ann/tiny/resolve/{commit}/tiny-Q8_0.gguf in hf");
         assert_eq!(origin(name), source);
     }
+    let again = cache.import(&daemon, &[]).succeeds().json();
+    assert_eq!(again["imported"], json!([]), "{again}");
     check_blobs(daemon.root());
+}
+
+#[test]
+fn files_beside_gguf_files_are_named_as_left_out() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    cache.add("ann/tiny", "tiny-Q4_K_M.gguf", &ModelFile::dense(1).bytes());
+    cache.add("ann/tiny", "tiny-Q8_0.gguf", &ModelFile::dense(2).bytes());
+    for path in ["config.json", "README.md", ".gitattributes"] {
+        cache.add("ann/tiny", path, b"{}");
+    }
+    let imported = cache.import(&daemon, &[]).succeeds().json()["imported"].clone();
+    let note = "left out: README.md and 1 more file: of a repository of GGUF files only these are imported";
+    assert_eq!(imported[0]["notes"], json!([note]), "once: {imported}");
+    assert!(imported[1]["notes"].as_array().is_none_or(Vec::is_empty), "{imported}");
 }
 
 #[test]

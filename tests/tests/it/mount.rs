@@ -436,6 +436,12 @@ fn models_from_the_hub_are_in_the_layout_of_its_cache() {
     fs::create_dir_all(cache.join("refs")).unwrap();
     fs::write(cache.join("refs/main"), "a".repeat(40)).unwrap();
     folder.write_to(cache.join("snapshots").join("a".repeat(40)));
+    let second = ModelFolder::transformers(2);
+    second.write_to(cache.join("snapshots").join("b".repeat(40)));
+    fs::create_dir_all(cache.join("refs/refs/pr")).unwrap();
+    for reference in ["refs/v1", "refs/refs/pr/3"] {
+        fs::write(cache.join(reference), "b".repeat(40)).unwrap();
+    }
     let from = format!("--from-hf={}", daemon.scratch().join("cache").display());
     daemon.command().run(["import", &from]).succeeds();
     import(&daemon, &ModelFile::dense(1), "not-from-there:1");
@@ -446,6 +452,10 @@ fn models_from_the_hub_are_in_the_layout_of_its_cache() {
     let commit = fs::read_to_string(repository.join("refs/main")).unwrap();
     assert_eq!(commit, "a".repeat(40), "as in the cache");
     assert_eq!(ModelFolder::read(&repository.join("snapshots").join(&commit)), folder);
+    for reference in ["refs/v1", "refs/refs/pr/3"] {
+        let commit = fs::read_to_string(repository.join(reference)).unwrap();
+        assert_eq!(ModelFolder::read(&repository.join("snapshots").join(commit)), second, "{reference}");
+    }
     let tree = fs::read(repository.join("trees").join(format!("{commit}.json"))).unwrap();
     let tree: Json = serde_json::from_slice(&tree).unwrap();
     assert_eq!(tree["format_version"], 1);

@@ -3,15 +3,18 @@
 //! Models of one repository and commit make one snapshot. Where no commit is recorded, the snapshot has a made-up name of
 //! the same form, which depends on the manifests of its models: huggingface_hub then finds it by the branch `main`.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
+use blobd_store_format::derived_name::name_part;
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::file_paths::{self, ListedFile};
 use blobd_store_format::git_id::GitId;
 use blobd_store_format::manifest::is_file_name;
 use blobd_store_format::origin::Origin;
+use blobd_store_format::repository::RepositoryFiles;
 use blobd_store_format::source::{HubFile, PullSource};
 use serde_json::json;
 
@@ -34,6 +37,8 @@ pub(super) struct Snapshot<'m> {
     pub(super) commit: String,
     /// Whether `main` is this commit: it has the model with the repository's own name, or else the one that was set last.
     pub(super) is_main: bool,
+    /// The other branches, tags and pull requests that are this commit, by the names of its models.
+    pub(super) revisions: BTreeSet<String>,
     pub(super) modified: SystemTime,
     name_rank: u8,
     /// The key is the file's path in the repository.
@@ -61,7 +66,37 @@ fn of_repository<'m>(
     if let Some(main) = snapshots.iter_mut().max_by_key(|snapshot| (snapshot.name_rank, snapshot.modified)) {
         main.is_main = true;
     }
+    // A revision of several models that was not updated for each of them is what was set last.
+    let mut newest: Vec<&mut Snapshot<'_>> = snapshots.iter_mut().collect();
+    newest.sort_by_key(|snapshot| Reverse(snapshot.modified));
+    let mut seen = BTreeSet::new();
+    for snapshot in newest {
+        snapshot.revisions.retain(|revision| seen.insert(revision.clone()));
+    }
     snapshots
+}
+
+/// The revision that a model of a commit has in its name, as pulls and imports give it: behind the tag of a GGUF file, or as
+/// the tag. Its name cannot have the `/` that it has at the hub; only those of pull requests are known.
+fn revision(model: &MountedModel, commit: &str) -> Option<String> {
+    let PullSource::Hub(file) = source(model.origin.as_deref()?)? else { return None };
+    repository(&model.reference).filter(|repository| repository == file.repository())?;
+    let tag = model.reference.tag();
+    let revision = match FileFormat::GGUF.stem_of(file.path()) {
+        None => tag,
+        Some(stem) => {
+            let listed = RepositoryFiles::new([file.path()]).all_models();
+            let behind = |part: &str| tag.strip_prefix(part)?.strip_prefix('-');
+            behind(&listed.first()?.tag).or_else(|| behind(&name_part(&stem.replace('/', "-"))))?
+        }
+    };
+    let is_digits = commit.get(..TAG_DIGITS) == Some(revision);
+    let others = [Reference::DEFAULT_TAG, HubFile::DEFAULT_REVISION, "refs", ""];
+    let is_one = !is_digits && !others.contains(&revision);
+    is_one.then(|| match revision.strip_prefix("refs-pr-") {
+        Some(number) => format!("refs/pr/{number}"),
+        None => revision.to_owned(),
+    })
 }
 
 /// How much a name says that it is what `main` was: it is the repository's own, then it is not one of another commit, which
@@ -120,17 +155,20 @@ fn repository(reference: &Reference) -> Option<String> {
 impl<'m> Snapshot<'m> {
     fn new(repository: &str, commit: Option<String>, mut models: Vec<&'m MountedModel>) -> Self {
         // If two models have a file of the same path, that of the model whose name was set last is shown.
-        models.sort_by_key(|model| std::cmp::Reverse(model.modified));
+        models.sort_by_key(|model| Reverse(model.modified));
         let mut files = BTreeMap::new();
         for model in &models {
             for (path, file) in paths(model) {
                 files.entry(path).or_insert((*model, file));
             }
         }
+        let revisions =
+            models.iter().filter_map(|model| commit.as_deref().and_then(|commit| revision(model, commit)));
         let ranks = models.iter().map(|model| name_rank(&model.reference, commit.as_deref()));
         Self {
             repository: repository.to_owned(),
             name_rank: ranks.max().unwrap_or_default(),
+            revisions: revisions.collect(),
             commit: commit.unwrap_or_else(|| made_up_commit(&models)),
             is_main: false,
             modified: models.first().map_or(SystemTime::UNIX_EPOCH, |model| model.modified),
@@ -322,5 +360,51 @@ mod tests {
                 "{last}"
             );
         }
+    }
+
+    #[test]
+    fn revisions_are_in_the_names_of_models() {
+        let file = |path: &str| format!("copy https://huggingface.co/me/tiny/resolve/{COMMIT}/{path} in hf");
+        let weights = file("model.safetensors");
+        for (tag, expected) in [
+            ("v1.0", Some("v1.0")),
+            ("refs-pr-3", Some("refs/pr/3")),
+            ("latest", None),
+            ("main", None),
+            (&COMMIT[..TAG_DIGITS], None),
+        ] {
+            let found = revision(&folder(&format!("hf.co/me/tiny:{tag}"), &weights, 1, "w"), COMMIT);
+            assert_eq!(found.as_deref(), expected, "{tag}");
+        }
+        assert_eq!(
+            revision(&folder("mine:v1", &weights, 1, "w"), COMMIT),
+            None,
+            "not a name of the repository"
+        );
+        for (path, tag, expected) in [
+            ("q/tiny-Q8_0.gguf", "Q8_0", None),
+            ("q/tiny-Q8_0.gguf", "Q8_0-v1-x", Some("v1-x")),
+            ("q/tiny-Q8_0.gguf", "q-tiny-Q8_0-v1", Some("v1")),
+            ("q/tiny-Q8_0.gguf", "other", None),
+            ("tiny.gguf", "tiny-v1", Some("v1")),
+        ] {
+            let weights = [(MediaType::OLLAMA_MODEL, None, "w")];
+            let found = revision(&model(&format!("hf.co/me/tiny:{tag}"), &file(path), 1, &weights), COMMIT);
+            assert_eq!(found.as_deref(), expected, "{path} {tag}");
+        }
+    }
+
+    #[test]
+    fn revision_is_the_commit_of_the_model_that_was_set_last() {
+        let other = COMMIT.replace('0', "a");
+        let model = |tag: &str, commit: &str, day, content| {
+            let origin =
+                format!("copy https://huggingface.co/me/tiny/resolve/{commit}/tiny-{tag}.gguf in hf");
+            let weights = [(MediaType::OLLAMA_MODEL, None, content)];
+            model(&format!("hf.co/me/tiny:{tag}-v1"), &origin, day, &weights)
+        };
+        let models = [model("Q8_0", COMMIT, 1, "old"), model("Q4_K_M", &other, 2, "new")];
+        let found = snapshots(&models).into_iter().map(|found| (found.commit, found.revisions.len()));
+        assert_eq!(found.collect::<Vec<_>>(), [(COMMIT.to_owned(), 0), (other, 1)]);
     }
 }

@@ -225,8 +225,12 @@ impl Builder<'_> {
             let parts = [HUB, &snapshot.repository].into_iter().chain(folders.iter().copied());
             parts.map(str::to_owned).collect::<Vec<_>>()
         };
-        if snapshot.is_main {
-            self.add_bytes(&top(&["refs"]), "main", snapshot.commit.as_bytes(), snapshot.modified);
+        let main = snapshot.is_main.then_some("main");
+        for revision in main.into_iter().chain(snapshot.revisions.iter().map(String::as_str)) {
+            let (folders, name) = revision.rsplit_once('/').unwrap_or(("", revision));
+            let folders = folders.split('/').filter(|folder| !folder.is_empty());
+            let directory: Vec<&str> = std::iter::once("refs").chain(folders).collect();
+            self.add_bytes(&top(&directory), name, snapshot.commit.as_bytes(), snapshot.modified);
         }
         let tree = format!("{}.json", snapshot.commit);
         self.add_bytes(&top(&["trees"]), &tree, &snapshot.tree(), snapshot.modified);

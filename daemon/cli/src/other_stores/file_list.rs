@@ -65,6 +65,10 @@ impl FileList {
         self.files.contains_key(path)
     }
 
+    pub(super) fn paths(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().map(String::as_str)
+    }
+
     /// Each GGUF model by its tag, and the safetensors model with what belongs to it. If there is no model because all
     /// weights are left out, the reason for that.
     pub(super) fn models(&self, selection: &Selection) -> Vec<FoundModel> {

@@ -12,7 +12,7 @@ use std::time::SystemTime;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
-use blobd_store_format::model_folder::{FolderFile, ListedFolder, Selection};
+use blobd_store_format::model_folder::{FolderFile, ListedFolder, Selection, is_never_taken};
 use blobd_store_format::source::{HubFile, PullSource};
 use serde::Deserialize;
 
@@ -97,7 +97,9 @@ impl Repositories {
                 Ok(commits) => {
                     for commit in commits {
                         match Snapshot::scan(&boundary, &name, &path, &commit) {
-                            Ok(snapshot) => found.extend(snapshot.models(self.is_source, options.selection)),
+                            Ok(snapshot) => {
+                                found.extend(snapshot.named_models(self.is_source, options.selection));
+                            }
                             Err(problem) => found.push(FoundModel::unusable(name.clone(), problem)),
                         }
                     }
@@ -147,13 +149,19 @@ impl Repositories {
 struct Commit {
     /// The name of its folder in `snapshots/`.
     id: String,
+    /// At least one: each gives its models a name.
+    revisions: Vec<Revision>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Revision {
     /// What tells its models from those of `main`; `None` for `main` itself.
-    revision: Option<String>,
-    /// When the reference to it was set.
+    name: Option<String>,
+    /// When the reference to the commit was set.
     updated: Option<SystemTime>,
 }
 
-/// The commits of a repository. That of `main`, or the only one, has no revision.
+/// The commits of a repository. That of `main`, or the only one, has a revision without a name.
 fn commits(repository: &Path) -> Result<Vec<Commit>, Problem> {
     let refs = references(&repository.join("refs"))?;
     let snapshots = repository.join("snapshots");
@@ -171,17 +179,40 @@ fn commits(repository: &Path) -> Result<Vec<Commit>, Problem> {
     }
     let is_only = ids.len() == 1;
     let commits = ids.into_iter().map(|id| {
-        let named = refs.iter().find(|(_, (of, _))| *of == id);
-        let updated = named.and_then(|(_, (_, updated))| *updated);
         let is_main = main.as_ref() == Some(&id) || main.is_none() && is_only;
-        let revision = || named.map_or_else(|| short(&id), |(name, _)| name.replace('/', "-"));
-        Commit { revision: (!is_main).then(revision), updated, id }
+        Commit { revisions: revisions(&refs, &id, is_main), id }
     });
     Ok(commits.collect())
 }
 
-/// The commit of each branch and tag by its name, and when it was set. Names whose content is not a commit are left out.
-fn references(refs: &Path) -> Result<BTreeMap<String, (String, Option<SystemTime>)>, Problem> {
+/// The revisions that mean a commit, pull requests last; without any, its first digits.
+fn revisions(refs: &References, id: &str, is_main: bool) -> Vec<Revision> {
+    let named = refs.iter().filter(|(name, (of, _))| of == id && *name != HubFile::DEFAULT_REVISION);
+    let mut named: Vec<_> = named.map(|(name, (_, updated))| (name, *updated)).collect();
+    named.sort_by_key(|(name, _)| name.starts_with("refs/"));
+    let mut revisions = Vec::new();
+    if is_main {
+        let main = refs.get(HubFile::DEFAULT_REVISION).map(|(_, updated)| *updated);
+        let updated = main.or_else(|| named.first().map(|(_, updated)| *updated)).flatten();
+        revisions.push(Revision { name: None, updated });
+    }
+    for (name, updated) in named {
+        let name = Some(name.replace('/', "-"));
+        if revisions.iter().all(|known: &Revision| known.name != name) {
+            revisions.push(Revision { name, updated });
+        }
+    }
+    if revisions.is_empty() {
+        revisions.push(Revision { name: Some(short(id)), updated: None });
+    }
+    revisions
+}
+
+/// The commit of each branch and tag by its name, and when it was set.
+type References = BTreeMap<String, (String, Option<SystemTime>)>;
+
+/// The references in a folder. Names whose content is not a commit are left out.
+fn references(refs: &Path) -> Result<References, Problem> {
     let (mut found, mut left) = (BTreeMap::new(), vec![(PathBuf::new(), 0)]);
     while let Some((folder, depth)) = left.pop() {
         let path = refs.join(&folder);
@@ -223,7 +254,7 @@ struct Snapshot {
     /// The repository's name at the hub, and the commit.
     repository: String,
     commit: String,
-    updated: Option<SystemTime>,
+    revisions: Vec<Revision>,
 }
 
 /// What the hub said about the files of a commit.
@@ -250,7 +281,6 @@ impl Snapshot {
             return Err(Problem::new(&snapshot, what));
         }
         let mut files = FileList::new(name.to_owned(), snapshot.clone());
-        files.revision.clone_from(&commit.revision);
         let mut folders = vec![(PathBuf::new(), 0)];
         let mut entries = 0_usize;
         while let Some((folder, depth)) = folders.pop() {
@@ -280,7 +310,20 @@ impl Snapshot {
             files.check(path, |file| listed.check(file, &list));
         }
         let repository = name.split_once('/').map_or(name, |(_host, repository)| repository).to_owned();
-        Ok(Self { files, tree, repository, commit: commit.id.clone(), updated: commit.updated })
+        Ok(Self { files, tree, repository, commit: commit.id.clone(), revisions: commit.revisions.clone() })
+    }
+
+    /// The models under the names of each revision. What cannot be imported is there once.
+    fn named_models(mut self, is_source: bool, selection: &Selection) -> Vec<FoundModel> {
+        let mut found = Vec::new();
+        for Revision { name, updated } in std::mem::take(&mut self.revisions) {
+            let is_first = found.is_empty();
+            self.files.revision = name;
+            let models = self.models(is_source, selection).into_iter();
+            let models = models.filter(|model| is_first || model.problem.is_none());
+            found.extend(models.map(|model| FoundModel { updated, ..model }));
+        }
+        found
     }
 
     fn models(&self, is_source: bool, selection: &Selection) -> Vec<FoundModel> {
@@ -291,9 +334,27 @@ impl Snapshot {
         for folder in models.iter_mut().filter(|model| is_folder(model)) {
             folder.notes.extend(self.missing_files(selection));
         }
+        let is_gguf = |model: &FoundModel| model.problem.is_none() && !is_folder(model);
+        if models.iter().all(is_gguf)
+            && let Some(first) = models.first_mut()
+        {
+            first.notes.extend(self.left_out());
+        }
         let models = models.into_iter();
-        let models = models.map(|model| if is_source { self.with_source(model) } else { model });
-        models.map(|model| FoundModel { updated: self.updated, ..model }).collect()
+        models.map(|model| if is_source { self.with_source(model) } else { model }).collect()
+    }
+
+    /// Says which files are in no model, because all models here are GGUF files.
+    fn left_out(&self) -> Option<String> {
+        let is_left_out = |path: &&str| !is_never_taken(path) && FileFormat::GGUF.stem_of(path).is_none();
+        let paths: Vec<&str> = self.files.paths().filter(is_left_out).collect();
+        let (first, more) = paths.split_first()?;
+        let more = if more.is_empty() {
+            String::new()
+        } else {
+            format!(" and {}", counted(more.len(), "more file"))
+        };
+        Some(format!("left out: {first}{more}: of a repository of GGUF files only these are imported"))
     }
 
     /// The source names the commit, so that a repair gets the same file and the mount shows the snapshot under its name.
