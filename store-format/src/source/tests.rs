@@ -213,7 +213,7 @@ fn names_at_the_hub_are_those_that_it_allows() {
         }
         assert_eq!(HubFile::new("me/x", Some(name), "a.gguf").is_ok(), is_allowed, "revision {name:?}");
     }
-    for repository in ["x", "x/y/z", "/", "x/y/"] {
+    for repository in ["", "x/y/z", "/", "x/y/", "/x", "x/"] {
         assert!(HubFile::new(repository, None, "a.gguf").is_err(), "{repository}");
     }
 }
