@@ -132,7 +132,10 @@ fn paths_to_move(global: &Global, params: &Params) -> Result<Vec<PathBuf>, Error
     let mut paths = params.paths.clone();
     if !params.list {
         let finished = finish_interrupted(global, || connect_or_create(global))?;
-        paths.retain(|path| path.exists() || !finished.has(path));
+        // A folder stays, perhaps with nothing in it.
+        let is_left =
+            |path: &PathBuf| path.read_dir().map_or(path.exists(), |mut left| left.next().is_some());
+        paths.retain(|path| is_left(path) || !finished.has(path));
     }
     Ok(paths)
 }
