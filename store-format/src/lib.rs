@@ -75,6 +75,7 @@ pub mod model_file;
 pub mod model_folder;
 pub mod name_pattern;
 pub mod origin;
+pub mod python_json;
 pub mod reach;
 pub mod recipe;
 pub mod reference;

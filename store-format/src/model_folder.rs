@@ -28,6 +28,7 @@ mod tests;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Bound;
 
 use serde_json::Value as Json;
 
@@ -37,6 +38,7 @@ pub use self::selection::{LeftOut, Reason, Selection, is_never_taken};
 use crate::file_format::FileFormat;
 use crate::file_type::ShardName;
 use crate::model_file::{ModelPathError, check_paths, has_other_weights};
+use crate::python_json;
 use crate::shard_set::first_part;
 
 /// A regular file with its path below the folder, `/` between the parts.
@@ -196,6 +198,7 @@ impl ListedFolder {
         faults.extend(faults_of_numbers(&known, &indexes));
         faults.extend(texts.get(MODEL_INDEX).into_iter().flat_map(|text| faults_of_pipeline(text, &known)));
         faults.extend(stored_whole(&files));
+        faults.extend(weights_left_out(&left_out));
         let kind = kind(&known, texts.get(CONFIG));
         Ok(FolderPlan { files, left_out, kind, faults, indexes })
     }
@@ -326,7 +329,7 @@ fn is_weights(path: &str, selection: &Selection) -> bool {
 /// What is in the folder, by path.
 pub(in crate::model_folder) struct Known<'f> {
     taken: BTreeSet<&'f str>,
-    left_out: BTreeSet<&'f str>,
+    left_out: BTreeMap<&'f str, Reason>,
 }
 
 impl<'f> Known<'f> {
@@ -334,23 +337,24 @@ impl<'f> Known<'f> {
         let taken = files.iter().map(|file| file.path.as_str()).collect();
         // A file that is still being downloaded is not there yet.
         let left_out = left_out.iter().filter(|left| left.reason != Reason::Partial);
-        Self { taken, left_out: left_out.map(|left| left.file.path.as_str()).collect() }
+        Self { taken, left_out: left_out.map(|left| (left.file.path.as_str(), left.reason)).collect() }
     }
 
     fn has(&self, path: &str) -> bool {
-        self.taken.contains(path) || self.left_out.contains(path)
+        self.taken.contains(path) || self.left_out.contains_key(path)
     }
 
     fn takes(&self, path: &str) -> bool {
         self.taken.contains(path)
     }
 
-    fn has_folder(&self, name: &str) -> bool {
+    /// The files that are taken in this folder, and those that are not.
+    fn in_folder(&self, name: &str) -> (Vec<&'f str>, Vec<(&'f str, Reason)>) {
         let start = format!("{name}/");
-        let has = |paths: &BTreeSet<&str>| {
-            paths.range(start.as_str()..).next().is_some_and(|path| path.starts_with(&start))
-        };
-        has(&self.taken) || has(&self.left_out)
+        let from = (Bound::Included(start.as_str()), Bound::Unbounded);
+        let taken = self.taken.range::<str, _>(from).take_while(|path| path.starts_with(&start));
+        let left_out = self.left_out.range::<str, _>(from).take_while(|(path, _)| path.starts_with(&start));
+        (taken.copied().collect(), left_out.map(|(path, reason)| (*path, *reason)).collect())
     }
 }
 
@@ -388,7 +392,7 @@ fn folder_of(path: &str) -> &str {
 
 /// Components of a pipeline that have no folder.
 fn faults_of_pipeline(text: &[u8], known: &Known<'_>) -> Vec<FolderFault> {
-    let Ok(Json::Object(index)) = serde_json::from_slice(text) else {
+    let Ok(Json::Object(index)) = python_json::parse(text) else {
         let reason = "expected a JSON object of components".to_owned();
         return vec![FolderFault::Index { index: MODEL_INDEX.to_owned(), reason }];
     };
@@ -396,8 +400,18 @@ fn faults_of_pipeline(text: &[u8], known: &Known<'_>) -> Vec<FolderFault> {
     let is_component =
         |value: &Json| value.as_array().and_then(|parts| parts.first()).is_some_and(Json::is_string);
     let named = index.into_iter().filter(|(_, value)| is_component(value)).map(|(name, _)| name);
-    let missing = named.filter(|name| !name.starts_with('_') && !known.has_folder(name));
-    missing.map(|component| FolderFault::NoComponent { component }).collect()
+    named.filter(|name| !name.starts_with('_')).filter_map(|name| fault_of_component(name, known)).collect()
+}
+
+fn fault_of_component(component: String, known: &Known<'_>) -> Option<FolderFault> {
+    let (taken, left_out) = known.in_folder(&component);
+    if taken.is_empty() && left_out.is_empty() {
+        return Some(FolderFault::NoComponent { component });
+    }
+    let has_weights =
+        taken.iter().any(|path| FileFormat::split_name(path).is_some() || has_other_weights(path));
+    let (file, _) = left_out.iter().find(|(_, reason)| reason.is_weights()).filter(|_| !has_weights)?;
+    Some(FolderFault::NoWeightsOfComponent { component, left_out: (*file).to_owned() })
 }
 
 /// Names the files with weights that are not split: nothing of them is shared, which their user may not expect.
@@ -405,6 +419,13 @@ fn stored_whole(files: &[FolderFile]) -> Option<FolderFault> {
     let whole = files.iter().filter(|file| has_other_weights(&file.path));
     let paths: Vec<String> = whole.map(|file| file.path.clone()).collect();
     (!paths.is_empty()).then_some(FolderFault::StoredWhole { paths })
+}
+
+/// Names the files with weights that are not taken, which their user may miss. GGUF files are models of their own.
+fn weights_left_out(left_out: &[LeftOut]) -> Option<FolderFault> {
+    let weights = left_out.iter().filter(|left| left.reason.is_weights() && left.reason != Reason::Gguf);
+    let paths: Vec<String> = weights.map(|left| left.file.path.clone()).collect();
+    (!paths.is_empty()).then_some(FolderFault::WeightsLeftOut { paths })
 }
 
 fn kind(known: &Known<'_>, config: Option<&Vec<u8>>) -> FolderKind {
@@ -423,6 +444,6 @@ fn kind(known: &Known<'_>, config: Option<&Vec<u8>>) -> FolderKind {
 
 /// transformers writes `quantization_config`, MLX also `quantization`, without a method.
 fn has_mlx_quantization(config: &[u8]) -> bool {
-    let config: Json = serde_json::from_slice(config).unwrap_or_default();
+    let config = python_json::parse(config).unwrap_or_default();
     config.get("quantization").is_some_and(|found| found.get("bits").is_some())
 }

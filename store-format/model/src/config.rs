@@ -7,6 +7,7 @@
 mod attention;
 mod quantization;
 
+use blobd_store_format::python_json;
 use serde_json::Value as Json;
 
 pub use self::attention::{AttentionConfig, BlockType};
@@ -43,7 +44,7 @@ impl ModelConfig {
     /// without its suffix: `LlamaForCausalLM` gives `llama`. The numbers are those of the language model
     /// (`text_config`), if the file has that section.
     pub fn from_config(json: &[u8]) -> Result<Self, serde_json::Error> {
-        let config: Json = serde_json::from_slice(json)?;
+        let config = python_json::parse(json)?;
         let model_type = config.get("model_type").and_then(Json::as_str).and_then(name);
         let architecture = model_type.or_else(|| class_name(config.get("architectures")?.get(0)?.as_str()?));
         let number = |(key, names): (&'static str, &[&str])| {
@@ -56,7 +57,7 @@ impl ModelConfig {
 
     /// Reads `model_index.json`: the architecture is `architecture`, else the class of the pipeline.
     pub fn from_model_index(json: &[u8]) -> Result<Self, serde_json::Error> {
-        let index: Json = serde_json::from_slice(json)?;
+        let index = python_json::parse(json)?;
         let text = |key| index.get(key).and_then(Json::as_str).and_then(name);
         Ok(Self { architecture: text("architecture").or_else(|| text("_class_name")), numbers: Vec::new() })
     }

@@ -50,6 +50,16 @@ pub enum FolderFault {
     #[error("{component}/: missing: model_index.json names this component")]
     NoComponent { component: String },
     #[error(
+        "{component}/: has no weights: {left_out} is left out, and model_index.json names this component"
+    )]
+    NoWeightsOfComponent { component: String, left_out: String },
+    #[error(
+        "{}: left out: pickles and weights of other formats are stored only if a pattern includes them, whole and without \
+         sharing tensors",
+        one_line(paths, MAX_LINE)
+    )]
+    WeightsLeftOut { paths: Vec<String> },
+    #[error(
         "{}: stored whole, as a pattern includes {}: no tensor of {} is shared",
         one_line(paths, MAX_LINE),
         of(paths),
@@ -75,7 +85,14 @@ fn named_by(index: Option<&str>) -> String {
 impl FolderFault {
     /// Whether an index says what is wrong, and not the names of the files.
     pub const fn is_of_index(&self) -> bool {
-        !matches!(self, Self::MissingShard { index: None, .. } | Self::NoComponent { .. })
+        match self {
+            Self::MissingShard { index, .. } => index.is_some(),
+            Self::NoComponent { .. }
+            | Self::NoWeightsOfComponent { .. }
+            | Self::WeightsLeftOut { .. }
+            | Self::StoredWhole { .. } => false,
+            _ => true,
+        }
     }
 
     /// Whether no program can load the model. The others are for the user to know.
@@ -95,6 +112,8 @@ impl FolderFault {
             | Self::SeveralSets { .. }
             | Self::NotInIndex { .. }
             | Self::NoComponent { .. }
+            | Self::NoWeightsOfComponent { .. }
+            | Self::WeightsLeftOut { .. }
             | Self::StoredWhole { .. } => false,
         }
     }

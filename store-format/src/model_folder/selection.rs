@@ -139,7 +139,16 @@ pub fn is_never_taken(path: &str) -> bool {
 
 /// Files that no pattern can include: they are not whole, or not of a model.
 fn never_taken(path: &str) -> Option<Reason> {
-    const PARTIAL_ENDS: [&str; 4] = [".incomplete", ".downloadinprogress", ".tmp", ".aria2"];
+    const PARTIAL_ENDS: [&str; 8] = [
+        ".incomplete",
+        ".downloadinprogress",
+        ".tmp",
+        ".aria2",
+        ".part",
+        ".crdownload",
+        ".download",
+        ".opdownload",
+    ];
     const PARTIAL_STARTS: [&str; 2] = ["incomplete-", "downloading_"];
     const SYSTEM: [&str; 3] = ["thumbs.db", "desktop.ini", "cachedir.tag"];
     let path = path.to_ascii_lowercase();

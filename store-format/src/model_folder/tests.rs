@@ -371,6 +371,48 @@ fn components_without_a_folder_are_named() {
 }
 
 #[test]
+fn components_whose_weights_are_left_out_are_named() {
+    let model_index = json!({
+        "unet": ["diffusers", "U"], "vae": ["diffusers", "V"], "text_encoder": ["transformers", "T"],
+        "scheduler": ["diffusers", "S"],
+    });
+    let files = [
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "text_encoder/model.safetensors",
+        "text_encoder/pytorch_model.bin",
+        "unet/x.safetensors",
+        "vae/config.json",
+        "vae/diffusion_pytorch_model.bin",
+    ];
+    let plan = plan(&files, &[("model_index.json", model_index)]);
+    let left_out = ["text_encoder/pytorch_model.bin", "vae/diffusion_pytorch_model.bin"].map(str::to_owned);
+    let [encoder, vae] = left_out.clone();
+    assert_eq!(
+        plan.faults(),
+        [
+            FolderFault::NoWeightsOfComponent { component: "vae".to_owned(), left_out: vae.clone() },
+            FolderFault::WeightsLeftOut { paths: vec![encoder, vae] },
+        ]
+    );
+    assert!(plan.faults().iter().all(|fault| !fault.is_fatal() && !fault.is_of_index()));
+}
+
+#[test]
+fn excluded_weights_are_not_named_and_downloads_that_have_not_ended_are_never_taken() {
+    let selection = Selection::new([], ["*.bin"]);
+    let files = ["a.safetensors", "b.bin", "c.safetensors.part", "d.bin.crdownload", "e.json.download"];
+    let folder = ListedFolder::new(listing(&files), &selection).unwrap();
+    let plan = folder.plan(&BTreeMap::new()).unwrap();
+    assert_eq!(plan.faults(), []);
+    let reasons = plan.left_out().iter().map(|left| left.reason);
+    assert_eq!(
+        reasons.collect::<Vec<_>>(),
+        [Reason::Excluded, Reason::Partial, Reason::Partial, Reason::Partial]
+    );
+}
+
+#[test]
 fn long_texts_are_not_asked_for_and_refused() {
     let size = ListedFolder::MAX_TEXT_BYTES + 1;
     let index = FolderFile { path: INDEX.to_owned(), size };
@@ -448,7 +490,8 @@ fn weights_that_are_stored_whole_are_named() {
         let listed = ListedFolder::new(files.clone(), &selection).unwrap();
         listed.plan(&BTreeMap::new()).unwrap().faults().to_vec()
     };
-    assert_eq!(plan(&[]), []);
+    let paths = ["a.bin", "onnx/b.onnx"].map(str::to_owned).into();
+    assert_eq!(plan(&[]), [FolderFault::WeightsLeftOut { paths }]);
     let [fault] = plan(&["*"]).try_into().unwrap();
     let expected =
         "a.bin, onnx/b.onnx: stored whole, as a pattern includes them: no tensor of them is shared";

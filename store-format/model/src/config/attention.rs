@@ -61,7 +61,7 @@ impl AttentionConfig {
     /// # Errors
     /// That of the parser, when the text is not JSON.
     pub fn from_config(json: &[u8]) -> Result<Self, serde_json::Error> {
-        let config: Json = serde_json::from_slice(json)?;
+        let config = python_json::parse(json)?;
         let text = config.get("text_config");
         let find = |names: &[&str]| {
             let of = |object: &Json| names.iter().find_map(|name| object.get(*name).cloned());

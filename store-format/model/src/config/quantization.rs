@@ -29,7 +29,7 @@ const MAX_METHOD_BYTES: usize = 32;
 impl ConfigQuantization {
     /// Reads one of [`QUANTIZATION_FILES`]; `None` if it says nothing of a quantisation.
     pub fn from_file(name: &str, json: &[u8]) -> Option<Self> {
-        let json: Json = serde_json::from_slice(json).ok()?;
+        let json = python_json::parse(json).ok()?;
         match name {
             "config.json" => {
                 let sections = [Some(&json), json.get("text_config")];
