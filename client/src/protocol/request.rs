@@ -147,7 +147,7 @@ pub struct ImportParams {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copied_from: Option<PullSource>,
     /// The program in whose store the model was found, such as `ollama`. Then the name is made distinct if another model has
-    /// it, unless that is another version of the same one.
+    /// it, unless that is to be replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
 }

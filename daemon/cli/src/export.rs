@@ -126,7 +126,8 @@ fn default_component(client: &Client, reference: &Reference) -> Option<String> {
     let media_types = layers.iter().map(|layer| &layer.media_type);
     let is_of_tensors = media_types.clone().any(|media_type| media_type.component() == "tensor")
         && !media_types.clone().any(MediaType::holds_tensors);
-    let is_all = is_of_tensors || is_folder_of(media_types.clone());
+    let named = layers.iter().map(|layer| (&layer.media_type, layer.name.as_deref()));
+    let is_all = is_of_tensors || is_folder_of(named);
     (!is_all).then(|| MediaType::weights_component(media_types).to_owned())
 }
 

@@ -4,24 +4,33 @@ use std::sync::Arc;
 
 use blobd_client::error::ClientError;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::file_paths::{self, ListedFile};
 use blobd_store_format::manifest::Manifest;
 
 use crate::{Client, Reference};
 
-/// Whether the model is a folder: programs that read its weights need the JSON files beside them.
+/// Whether the model is a folder: its weights have JSON files beside them, or are safetensors files of which, or beside
+/// which, there are several files with names.
 pub(super) fn is_folder(manifest: &Manifest) -> bool {
-    is_folder_of(manifest.layers().iter().map(|layer| &layer.media_type))
+    let layers = manifest.layers().iter().map(|layer| &layer.media_type);
+    is_folder_of(layers.zip(manifest.names().skip(1)))
 }
 
-/// As [`is_folder`], by the media types of the model's files.
-pub(super) fn is_folder_of<'m>(layers: impl Iterator<Item = &'m MediaType>) -> bool {
-    let (mut has_weights, mut has_json) = (false, false);
-    for layer in layers {
-        has_weights |= layer.holds_tensors();
-        has_json |= layer.component() == "json";
+/// As [`is_folder`], by the media types and names of the model's files.
+pub(super) fn is_folder_of<'m>(layers: impl Iterator<Item = (&'m MediaType, Option<&'m str>)>) -> bool {
+    let (mut has_weights, mut has_json, mut has_safetensors, mut named) = (false, false, false, 0_usize);
+    for (media_type, name) in layers {
+        has_weights |= media_type.holds_tensors();
+        has_json |= media_type.component() == "json";
+        has_safetensors |= media_type.holds_tensors() && is_safetensors(media_type, name);
+        named += usize::from(name.is_some());
     }
-    has_weights && has_json
+    (has_weights && has_json) || (has_safetensors && named > 1)
+}
+
+fn is_safetensors(media_type: &MediaType, name: Option<&str>) -> bool {
+    FileFormat::announced(media_type, name).is_some_and(|format| !format.tensor_format().is_gguf())
 }
 
 /// The files of a folder, each with its path in it: `config.json`, `tokenizer/vocab.txt`.
@@ -59,5 +68,35 @@ pub(super) fn manifests(client: &Client, reference: &Reference) -> Result<Manife
             tracing::warn!("model {}: the files in its archives are not shown: {error}", reference.short());
             Ok((Arc::clone(&manifest), manifest))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_weights_with_json_or_several_files_with_safetensors_among_them() {
+        const DOCKER: &str = "application/vnd.docker.ai.safetensors";
+        let is_folder = |layers: &[(&str, Option<&str>)]| {
+            let layers: Vec<_> = layers.iter().map(|(text, name)| (MediaType::new(*text), *name)).collect();
+            is_folder_of(layers.iter().map(|(media_type, name)| (media_type, *name)))
+        };
+        let (json, other) = (MediaType::OLLAMA_JSON, MediaType::PACK_CONFIG);
+        let (gguf, safetensors) = (MediaType::OLLAMA_MODEL, MediaType::PACK_SAFETENSORS);
+        let raw = MediaType::PACK_OTHER_WEIGHTS;
+        assert!(is_folder(&[(gguf, None), (json, None)]));
+        assert!(is_folder(&[(safetensors, Some("lora.safetensors")), (other, Some("README.md"))]));
+        assert!(is_folder(&[
+            (safetensors, Some("m.safetensors")),
+            (safetensors, Some("m.fp16.safetensors"))
+        ]));
+        assert!(is_folder(&[(raw, Some("model.safetensors")), (other, Some("config.json"))]));
+        let file = "application/vnd.docker.ai.model.file";
+        assert!(is_folder(&[(DOCKER, Some("model.safetensors")), (file, Some("tokenizer.json"))]));
+        assert!(!is_folder(&[(safetensors, Some("m.safetensors"))]));
+        assert!(!is_folder(&[(gguf, Some("m.gguf")), (other, Some("README.md"))]));
+        assert!(!is_folder(&[(DOCKER, None), (DOCKER, None)]));
+        assert!(!is_folder(&[(json, Some("config.json")), (other, Some("README.md"))]));
     }
 }

@@ -326,10 +326,12 @@ fn newer_commit_of_the_same_repository_replaces_the_name_unless_it_is_pinned() {
     assert!(has(1) && imported["imported"][0]["displaced"] != Json::Null, "{imported}");
     daemon.command().line(&format!("pin {name}")).succeeds();
     set(2, 'c');
-    cache.import(&daemon, &[name]).exits_with(7);
-    assert!(has(1));
+    // The model gets a name of its own.
+    let imported = cache.import(&daemon, &[name]).succeeds().json();
+    assert!(has(1) && names(&imported["imported"])[0].starts_with(&format!("{name}-")), "{imported}");
+    daemon.command().run(["rm", names(&imported["imported"])[0]]).succeeds();
     daemon.command().line(&format!("unpin {name}")).succeeds();
-    // Neither does it replace what has come from elsewhere: the model gets a name of its own, once.
+    // Neither does it replace what has come from elsewhere.
     daemon.command().line(&format!("rm {name}")).succeeds();
     let own = ModelFile::dense(4).write_to(daemon.scratch(), "own.gguf");
     daemon.command().run(["import", own.to_str().unwrap(), "--name", name]).succeeds();
@@ -345,6 +347,34 @@ fn newer_commit_of_the_same_repository_replaces_the_name_unless_it_is_pinned() {
     daemon.command().run(["rm", imported["name"].as_str().unwrap()]).succeeds();
     cache.import(&daemon, &[name, "--force"]).succeeds();
     assert!(has(2));
+}
+
+#[test]
+fn fewer_files_of_the_same_commit_do_not_replace_a_model() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    cache.add("ann/folder", "model.safetensors", &safetensors());
+    cache.add("ann/folder", "config.json", b"{}");
+    cache.add("ann/folder", "tokenizer.json", br#"{"t": 1}"#);
+    cache.import(&daemon, &[]).succeeds();
+    let model = || daemon.command().line("show hf.co/ann/folder --json").succeeds().json();
+    let complete = model();
+    // A program has fetched only some files again.
+    fs::remove_dir_all(cache.repository("ann/folder")).unwrap();
+    cache.add("ann/folder", "model.safetensors", &safetensors());
+    cache.add("ann/folder", "config.json", b"{}");
+    let imported = cache.import(&daemon, &[]).succeeds().json();
+    assert!(names(&imported["imported"])[0].starts_with("hf.co/ann/folder:latest-"), "{imported}");
+    assert_eq!(model()["digest"], complete["digest"]);
+    cache.import(&daemon, &["--move"]).succeeds();
+    assert_eq!(model()["digest"], complete["digest"]);
+    // More files of it do.
+    cache.add("ann/folder", "model.safetensors", &safetensors());
+    for (path, bytes) in [("config.json", "{}"), ("tokenizer.json", r#"{"t": 1}"#), ("new.json", "{}")] {
+        cache.add("ann/folder", path, bytes.as_bytes());
+    }
+    cache.import(&daemon, &[]).succeeds();
+    assert_ne!(model()["digest"], complete["digest"]);
 }
 
 #[test]

@@ -304,7 +304,7 @@ impl Work<'_> {
     /// Gives the name to a model of the same files.
     fn tag(&self, model: &PlannedModel, same: &Imported) -> Result<Imported, ErrorBody> {
         let source = same.name.parse().map_err(internal)?;
-        let target = model.found.target.clone().ok_or_else(|| internal("import: a model without a name"))?;
+        let target = model.target().ok_or_else(|| internal("import: a model without a name"))?;
         let (file_name, copied_from) = (model.found.name.clone(), model.found.source.clone());
         let program = Some(model.program.key.to_owned());
         let origin = Some(ImportOrigin { file_name, copied_from, program });
@@ -320,7 +320,7 @@ impl Work<'_> {
         let listed = |file: &FoundFile| {
             let (path, size, component) = (file.path.clone(), file.size, file.component);
             // What makes a model count as stored: without that, it would be another model under the name.
-            let digest = file.checked()?.or(file.claimed.filter(|_| model.is_stored));
+            let digest = file.checked()?.or(file.claimed.filter(|_| model.stored_as.is_some()));
             let read =
                 reading.digest(file.identity).filter(|read| digest.is_none_or(|digest| digest == *read));
             Ok(ImportFile { path, size, component, digest: read.or(digest), was_read: read.is_some() })
@@ -328,7 +328,7 @@ impl Work<'_> {
         let manifest =
             found.manifest.as_ref().map(|manifest| String::from_utf8_lossy(manifest.raw()).into_owned());
         let params = ImportParams {
-            name: found.target.clone(),
+            name: model.target(),
             force: self.force(model),
             files: found.files.iter().map(listed).collect::<Result<_, ErrorBody>>()?,
             manifest,
@@ -358,6 +358,6 @@ impl Work<'_> {
     }
 
     fn force(&self, model: &PlannedModel) -> bool {
-        self.request.force || model.is_update || model.is_stored
+        self.request.force || model.is_update
     }
 }

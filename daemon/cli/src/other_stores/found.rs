@@ -33,8 +33,8 @@ pub(crate) struct FoundModel {
     pub(crate) manifest: Option<Manifest>,
     /// Where its program has pulled it from, if it says so.
     pub(crate) source: Option<PullSource>,
-    /// When its program last gave the name another content.
-    pub(crate) updated: Option<SystemTime>,
+    /// When its program last gave the name another content, if it says so.
+    pub(crate) named: Option<SystemTime>,
     /// What a user should know about it.
     pub(crate) notes: Vec<String>,
     pub(crate) problem: Option<Problem>,
@@ -61,7 +61,7 @@ impl FoundModel {
             entries: Vec::new(),
             manifest: None,
             source: None,
-            updated: None,
+            named: None,
             notes: Vec::new(),
             problem: None,
         }
@@ -87,6 +87,13 @@ impl FoundModel {
             file.size == layer.size && file.claimed.or_else(|| file.small_digest()) == Some(layer.digest)
         };
         self.files.len() == stored.layers().len() && self.files.iter().zip(stored.layers()).all(is_like)
+    }
+
+    /// When its program last gave the name another content: as it says, else when the latest of its files was written.
+    pub(super) fn updated(&self) -> Option<SystemTime> {
+        let paths = self.entries.iter().chain(self.files.iter().map(|file| &file.source));
+        let written = || paths.filter_map(|path| path.metadata().and_then(|file| file.modified()).ok()).max();
+        self.named.or_else(written)
     }
 
     pub(crate) fn largest_file(&self) -> Option<Identity> {

@@ -321,7 +321,7 @@ impl Snapshot {
             self.files.revision = name;
             let models = self.models(is_source, selection).into_iter();
             let models = models.filter(|model| is_first || model.problem.is_none());
-            found.extend(models.map(|model| FoundModel { updated, ..model }));
+            found.extend(models.map(|model| FoundModel { named: updated, ..model }));
         }
         found
     }

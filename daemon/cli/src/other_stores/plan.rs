@@ -7,7 +7,6 @@ use blobd_client::protocol::response::ModelSummary;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::origin::{Origin, program_of_copy};
-use blobd_store_format::source::PullSource;
 use serde::Serialize;
 
 use super::found::{FoundFile, FoundModel, distinct_bytes};
@@ -31,7 +30,8 @@ pub(crate) struct PlannedModel {
     /// The folder of that store.
     pub(crate) folder: PathBuf,
     pub(crate) found: FoundModel,
-    pub(crate) is_stored: bool,
+    /// The name under which the store has it.
+    pub(crate) stored_as: Option<Reference>,
     /// Whether its name has older content that came from the same place.
     pub(crate) is_update: bool,
 }
@@ -75,26 +75,24 @@ impl<'c> StoredModels<'c> {
         Ok(digests)
     }
 
-    /// Whether the store has the model under its name, or under the one that tells it from another model of that name.
-    fn has(&self, model: &FoundModel, record: &Record) -> Result<bool, ErrorBody> {
-        let Some(target) = &model.target else { return Ok(false) };
+    /// The name under which the store has the model: its own, or the one that tells it from another model of that name.
+    fn name_of(&self, model: &FoundModel, record: &Record) -> Result<Option<Reference>, ErrorBody> {
+        let Some(target) = &model.target else { return Ok(None) };
         let read = record.get(ModelKey::of_found(model)).map(|read| read.manifest);
         let found = self.get(target).into_iter().chain(self.distinct_from(target));
         // What is damaged is stored again.
         for stored in found.filter(|stored| stored.damage.is_none()) {
+            let name = stored.name.parse().map_err(internal)?;
             let is_it = match &model.manifest {
                 Some(manifest) => manifest.digest() == stored.digest,
                 None if read == Some(stored.digest) => true,
-                None => {
-                    let name = stored.name.parse().map_err(internal)?;
-                    model.is_like(&self.client.manifest(&name).map_err(client_error)?)
-                }
+                None => model.is_like(&self.client.manifest(&name).map_err(client_error)?),
             };
             if is_it {
-                return Ok(true);
+                return Ok(Some(name));
             }
         }
-        Ok(false)
+        Ok(None)
     }
 
     /// The models whose names are this one and an ID.
@@ -105,28 +103,37 @@ impl<'c> StoredModels<'c> {
     }
 
     /// Whether the name has what the same store had earlier. Content that was pulled since may be newer, and a pin says
-    /// that it must stay.
-    fn is_older(&self, model: &FoundModel, program: &Program) -> bool {
-        let (Some(stored), Some(source)) =
-            (model.target.as_ref().and_then(|name| self.get(name)), &model.source)
-        else {
-            return false;
+    /// that it must stay. Of one commit, a model of fewer files is not a newer version: a program has only some of them.
+    fn is_older(&self, model: &FoundModel, program: &Program) -> Result<bool, ErrorBody> {
+        let Some(stored) = model.target.as_ref().and_then(|name| self.get(name)) else { return Ok(false) };
+        let Some(origin) = stored.origin.as_deref().and_then(|text| earlier(text, model, program)) else {
+            return Ok(false);
         };
         let modified = humantime::parse_rfc3339(&stored.modified.to_string()).ok();
-        let is_newer = model.updated.zip(modified).is_some_and(|(updated, modified)| updated > modified);
-        let is_version = |origin: &str| is_copy_of(origin, source, program);
-        is_newer && !stored.pinned && stored.origin.as_deref().is_some_and(is_version)
+        let is_newer = model.updated().zip(modified).is_some_and(|(updated, modified)| updated > modified);
+        if !is_newer || stored.pinned {
+            return Ok(false);
+        }
+        if !matches!((&origin, &model.source), (Origin::Copy(copied), Some(source)) if copied == source) {
+            return Ok(true);
+        }
+        let name = stored.name.parse().map_err(internal)?;
+        let manifest = self.client.manifest(&name).map_err(client_error)?;
+        Ok(model.manifest.is_some() || model.files.len() >= manifest.layers().len())
     }
 }
 
-/// Whether the origin is this source, at any commit, in a store of the same program.
-fn is_copy_of(origin: &str, source: &PullSource, program: &Program) -> bool {
-    match Origin::parse(origin) {
-        Some(Origin::Copy(copied)) => {
+/// The origin, if it is the same model in a store of the same program: its name there, or its source at any commit.
+fn earlier(origin: &str, model: &FoundModel, program: &Program) -> Option<Origin> {
+    let parsed = Origin::parse(origin)?;
+    let is_same = match (&parsed, &model.source) {
+        (Origin::Import(name), None) => *name == printable(&model.name),
+        (Origin::Copy(copied), Some(source)) => {
             copied.is_same_model(source) && program_of_copy(origin) == Some(program.key)
         }
         _ => false,
-    }
+    };
+    is_same.then_some(parsed)
 }
 
 /// The models of another program's store, and what an import would do.
@@ -201,15 +208,15 @@ impl Plan {
         let (mut models, mut unselected) = (Vec::new(), Vec::new());
         for FoundStore { program, folder, models: found } in stores {
             for found in found {
-                let (mut is_stored, mut is_update, folder) = (false, false, folder.clone());
+                let (mut stored_as, mut is_update, folder) = (None, false, folder.clone());
                 let list = if is_selected(&found) {
-                    is_stored = stored.has(&found, record)?;
-                    is_update = stored.is_older(&found, program);
+                    stored_as = stored.name_of(&found, record)?;
+                    is_update = stored_as.is_none() && stored.is_older(&found, program)?;
                     &mut models
                 } else {
                     &mut unselected
                 };
-                list.push(PlannedModel { program, folder, found, is_stored, is_update });
+                list.push(PlannedModel { program, folder, found, stored_as, is_update });
             }
         }
         Ok(Self { models, unselected })
@@ -264,11 +271,16 @@ impl Known {
 }
 
 impl PlannedModel {
+    /// The name that it gets: the one under which it is stored, or its own.
+    pub(crate) fn target(&self) -> Option<Reference> {
+        self.stored_as.clone().or_else(|| self.found.target.clone())
+    }
+
     pub(crate) fn state(&self) -> ModelState {
         match &self.found.problem {
             Some(problem) if problem.is_left_out() => ModelState::LeftOut,
             Some(_) => ModelState::Unusable,
-            None if self.is_stored => ModelState::Stored,
+            None if self.stored_as.is_some() => ModelState::Stored,
             None => ModelState::New,
         }
     }

@@ -9,7 +9,6 @@ use blobd_client::protocol::request::ImportParams;
 use blobd_store::{Store, Verb};
 use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::origin::{Origin, program_of_copy};
 use blobd_store_format::reference::Reference;
 
 use super::OpError;
@@ -53,7 +52,7 @@ fn import_files(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
     let origin = origin_record(&params.file_name, params.copied_from.as_ref(), params.program.as_deref());
-    let target = target_name(change, params, &origin)?;
+    let target = target_name(params)?;
     let copied_from = params.copied_from.as_ref();
     let check_name =
         |file: &str, name: &Reference, terms| policy.check_import(file, (name, copied_from), terms);
@@ -112,12 +111,12 @@ pub(crate) fn client_has_gone() -> io::Error {
 }
 
 /// The name that the model gets: the requested one, or one made from the file's. A name in another program's store is not
-/// the user's choice: it is made distinct, unless the model that has it is another version of the same one.
-fn target_name(change: &NameChange<'_>, params: &ImportParams, origin: &str) -> Result<TargetName, OpError> {
+/// the user's choice: it is made distinct from that of another model.
+fn target_name(params: &ImportParams) -> Result<TargetName, OpError> {
     if let Some(name) = &params.name {
         let is_chosen = params.program.is_none() || params.force || name.digest().is_some();
         let given = TargetName::given(name)?;
-        return Ok(match is_chosen || is_version_of(change, &given, (params, origin)) {
+        return Ok(match is_chosen {
             true => given,
             false => TargetName::Derived(DerivedName::from_program(name.clone())),
         });
@@ -125,21 +124,4 @@ fn target_name(change: &NameChange<'_>, params: &ImportParams, origin: &str) -> 
     let names = DerivedName::from_path(&params.file_name);
     let from = || display_name(&params.file_name);
     names.map(TargetName::Derived).map_err(|source| OpError::Name { from: from(), source })
-}
-
-/// Whether the model that has the name came from the same program's store, or was pulled from where that has it from.
-fn is_version_of(
-    change: &NameChange<'_>,
-    name: &TargetName,
-    (params, origin): (&ImportParams, &str),
-) -> bool {
-    let Some(present) = change.present_origin(name.preferred()) else { return false };
-    present == origin
-        || match (Origin::parse(&present), &params.copied_from) {
-            (Some(Origin::Source(pulled)), Some(copied)) => pulled.is_same_model(copied),
-            (Some(Origin::Copy(earlier)), Some(copied)) => {
-                earlier.is_same_model(copied) && program_of_copy(&present) == params.program.as_deref()
-            }
-            _ => false,
-        }
 }

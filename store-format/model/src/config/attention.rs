@@ -1,5 +1,6 @@
 //! What `config.json` says of the attention of a language model.
 
+use blobd_store_format::python_json;
 use serde_json::Value as Json;
 
 /// The longest list of blocks that is read, as many as an estimate may have.

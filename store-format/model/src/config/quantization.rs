@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use blobd_store_format::python_json;
 use blobd_store_format::recipe::TensorEntry;
 use blobd_store_format::safetensors::Dtype;
 use serde_json::Value as Json;
