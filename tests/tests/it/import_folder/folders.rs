@@ -95,6 +95,9 @@ fn list_says_what_would_be_imported_and_imports_nothing() {
     assert_eq!(paths(&only, "files"), expected);
     let whole = "pytorch_model.bin: stored whole, as a pattern includes it: no tensor of it is shared";
     assert_eq!(only["faults"].as_array().unwrap().last(), Some(&json!({ "message": whole, "fatal": false })));
+    let note =
+        "pytorch_model.bin: left out: pickles and weights of other formats are stored only if a pattern";
+    assert!(listed["faults"].to_string().contains(note), "{listed}");
     let text = blobd.run(["import", folder.to_str().unwrap(), "--list"]).succeeds().text();
     for words in ["transformers, 6 files", "config.json", "left out: 1 file", "a pickle"] {
         assert!(text.contains(words), "{text}");
