@@ -10,8 +10,8 @@ use blobd_store_format::manifest::Manifest;
 
 use crate::{Client, Reference};
 
-/// Whether the model is a folder: its weights have JSON files beside them, or are safetensors files of which, or beside
-/// which, there are several files with names.
+/// Whether the model is a folder: it has weights and JSON files, or several files with names, and one of them is a
+/// safetensors file.
 pub(super) fn is_folder(manifest: &Manifest) -> bool {
     let layers = manifest.layers().iter().map(|layer| &layer.media_type);
     is_folder_of(layers.zip(manifest.names().skip(1)))

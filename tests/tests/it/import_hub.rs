@@ -3,89 +3,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
 
 use blobd_store_format::git_id::GitId;
-use blobd_tests::command::Run;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::store_dir::{check_blobs, check_empty, flip_byte};
 use serde_json::{Value as Json, json};
 
-const COMMIT: &str = "0123456789012345678901234567890123456789";
+mod cache;
 
-/// A cache as huggingface_hub 1.x writes it.
-struct Cache(PathBuf);
-
-impl Cache {
-    fn new(scratch: &Path) -> Self {
-        Self(scratch.join("hub"))
-    }
-
-    fn repository(&self, name: &str) -> PathBuf {
-        self.0.join(format!("models--{}", name.replace('/', "--")))
-    }
-
-    fn snapshot(&self, name: &str) -> PathBuf {
-        self.repository(name).join("snapshots").join(COMMIT)
-    }
-
-    /// Adds a file to a repository: a blob, and a link to it in the snapshot of `main`.
-    fn add(&self, name: &str, path: &str, bytes: &[u8]) {
-        self.add_to((name, COMMIT), path, bytes);
-        fs::write(self.repository(name).join("refs/main"), COMMIT).unwrap();
-    }
-
-    fn add_to(&self, (name, commit): (&str, &str), path: &str, bytes: &[u8]) {
-        self.add_blob((name, commit), path, (bytes, &sha256(bytes)));
-    }
-
-    /// Adds a file whose blob has this name.
-    fn add_blob(&self, (name, commit): (&str, &str), path: &str, (bytes, etag): (&[u8], &str)) {
-        let repository = self.repository(name);
-        let place = repository.join("snapshots").join(commit).join(path);
-        let blob = repository.join("blobs").join(etag);
-        for folder in [repository.join("refs"), repository.join("blobs"), place.parent().unwrap().into()] {
-            fs::create_dir_all(folder).unwrap();
-        }
-        fs::write(&blob, bytes).unwrap();
-        let up = "../".repeat(path.matches('/').count() + 2);
-        symlink(format!("{up}blobs/{etag}"), place).unwrap();
-    }
-
-    /// Replaces the link to a file by the file, as where there are no links.
-    fn unlink(&self, name: &str, path: &str) -> PathBuf {
-        let place = self.snapshot(name).join(path);
-        let bytes = fs::read(&place).unwrap();
-        fs::remove_file(&place).unwrap();
-        fs::write(&place, bytes).unwrap();
-        place
-    }
-
-    /// Writes what the hub said about the files of `main`: path, size, and SHA-256 or git's SHA-1.
-    fn add_tree(&self, name: &str, version: u64, files: &[(&str, u64, &str)]) {
-        let file = |(path, size, digest): &(&str, u64, &str)| {
-            let file = match digest.len() {
-                40 => json!({ "size": size, "blob_id": digest }),
-                _ => {
-                    json!({ "size": size, "blob_id": "0".repeat(40), "lfs_sha256": digest, "lfs_size": size })
-                }
-            };
-            ((*path).to_owned(), file)
-        };
-        let files: serde_json::Map<String, Json> = files.iter().map(file).collect();
-        let folder = self.repository(name).join("trees");
-        fs::create_dir_all(&folder).unwrap();
-        let tree = json!({ "format_version": version, "files": files });
-        fs::write(folder.join(format!("{COMMIT}.json")), tree.to_string()).unwrap();
-    }
-
-    fn import(&self, daemon: &TestDaemon, more: &[&str]) -> Run {
-        let from = format!("--from-hf={}", self.0.display());
-        daemon.command().run(["import", &from, "--json"].iter().chain(more))
-    }
-}
+use cache::{COMMIT, Cache};
 
 fn names(list: &Json) -> Vec<&str> {
     list.as_array().unwrap().iter().map(|model| model["name"].as_str().unwrap()).collect()

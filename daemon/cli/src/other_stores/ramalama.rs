@@ -116,7 +116,7 @@ fn found_file(
     let snapshot = place.join("snapshots").join(snapshot.replace(':', "-")).join(&file.name);
     let path = blob.filter(|blob| blob.exists()).unwrap_or(snapshot);
     let (source, identity) = boundary.file(&path)?;
-    // Of a file that RamaLama did not have when it wrote the reference, it has hashed the name.
+    // If RamaLama does not have a file when it writes the reference, it hashes the file's name instead.
     let certain = claimed.filter(|digest| *digest != Digest::of(file.name.as_bytes()));
     Ok(FoundFile { claimed: certain, certain, ..FoundFile::new(file.name.clone(), source, identity) })
 }
