@@ -25,7 +25,7 @@ pub fn parse(document: &[u8]) -> Result<Value, Error> {
         .or_else(|error| serde_json::from_slice(&finite(document)).map_err(|_same| error))
 }
 
-/// The document with null in place of each number that is not finite.
+/// The document, with null instead of each number that is not finite.
 fn finite(document: &[u8]) -> Vec<u8> {
     let mut finite = Vec::with_capacity(document.len());
     let (mut rest, mut is_text) = (document, false);

@@ -268,7 +268,7 @@ impl Recipe {
         sizes
     }
 
-    /// The blobs of which the file has only a part, and other files of its model the rest, with their sizes.
+    /// The blobs that other files of the model have parts of too, and their sizes.
     pub const fn shared_blobs(&self) -> &BTreeMap<Digest, u64> {
         &self.shared
     }

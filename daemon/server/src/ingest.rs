@@ -129,15 +129,15 @@ impl BegunFile<'_> {
         self.header.as_deref()
     }
 
-    /// Plans the file again, of which tensors are parts of blobs that other files have parts of too.
+    /// Plans the file again: these tensors are parts of blobs that other files have parts of too.
     pub(crate) fn sharing(self, parts: &[SharedPart]) -> Result<Self, IngestError> {
         let Some(header) = self.header.as_ref().filter(|_| !parts.is_empty()) else { return Ok(self) };
         let plan = SplitPlan::sharing(header.file_layout(self.content.size)?, parts);
         Ok(Self { plan, ..self })
     }
 
-    /// Adds the file. `shared` is what it shares with the files before and after it; if that is anything, `shared` gets
-    /// the file's recipe.
+    /// Adds the file. `shared` has the blobs that several files have parts of. If this file has a part of one, its recipe is
+    /// made later, by [`SharedBlobs::into_recipes`].
     pub(crate) fn ingest(
         self,
         ingest: &mut Ingest,

@@ -85,7 +85,7 @@ pub(super) struct NumberedTensor {
     experts: Option<Experts>,
 }
 
-/// A blob of which the file has only a part.
+/// A blob that other files have parts of too.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NumberedShared {

@@ -1,6 +1,6 @@
 //! Expert groups whose tensors are in several files, such as the shards of a model.
 //!
-//! Each file has a part of such a group's blob. Where, is known from the headers alone, so that the files can be read one
+//! Each file has a part of such a group's blob. The headers alone say where in the blob it is, so the files can be read one
 //! after the other.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! What earlier imports of files and folders have read: a model that is stored, and of which no file has changed since, is not
-//! read again.
+//! What earlier imports of files and folders have read. A model is not read again if it is stored and none of its files has
+//! changed since.
 
 use std::collections::BTreeMap;
 use std::fs;

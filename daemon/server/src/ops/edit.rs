@@ -145,7 +145,7 @@ struct ChangedFacts {
 }
 
 impl ChangedFacts {
-    /// Of a model whose weights stay as they are.
+    /// The facts of an edit that keeps the weights of the model.
     fn of_stored(store: &Store, model: &Model) -> Self {
         Self { kind: store.names().kind(model.manifest.digest()), ..Self::default() }
     }

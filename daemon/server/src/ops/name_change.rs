@@ -281,7 +281,7 @@ impl<'s> NameChange<'s> {
         Ok(Named { name, unchanged, tag_changed, new_bytes, new_blob_count, reused_bytes, effects })
     }
 
-    pub(super) fn present_origin(&self, name: &Reference) -> Option<String> {
+    fn present_origin(&self, name: &Reference) -> Option<String> {
         let tag = self.store.names().stored_case(name).ok()??;
         let present = self.store.names().manifest(&tag).ok()?;
         self.store.names().name_origin(&tag, present.digest()).origin

@@ -20,8 +20,9 @@ use crate::lock;
 /// The blobs that files of a transaction share, and the files that have been assembled.
 #[derive(Debug, Default)]
 pub struct SharedBlobs {
-    /// By the number of the group, as is all here.
+    /// The blobs that lack parts, by the number of the group.
     begun: BTreeMap<usize, BegunBlob>,
+    /// The blobs that are complete or stored, by the number of the group.
     digests: BTreeMap<usize, Digest>,
     files: Vec<(SplitPlan, HashedFile)>,
 }
@@ -41,7 +42,7 @@ impl SharedBlobs {
         self.digests.insert(group, digest);
     }
 
-    /// The recipes of the files, all of which have been assembled.
+    /// The recipes of the files, after all of them have been assembled.
     ///
     /// # Errors
     /// [`RecipeError::Parts`] when a blob lacks a part.

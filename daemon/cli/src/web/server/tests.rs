@@ -74,7 +74,7 @@ async fn token_is_exchanged_once_for_a_key_that_opens_the_data() {
     assert!(has_status(&running.redeem(running.token.as_str(), "").await, 403), "it works once");
     let header = format!("X-Blobd-Key: {key}\r\n");
     let answer = running.get("/api/df", &header).await;
-    // There is no daemon, and the page gets this error.
+    // No daemon runs, and the page gets the error that says so.
     assert!(has_status(&answer, 200) && answer.contains("\"error\""), "{answer}");
     for path in ["/api/remove", "/v1/df", "/session", "/../etc/passwd"] {
         assert!(has_status(&running.get(path, &header).await, 404), "{path}");

@@ -19,8 +19,8 @@ pub(super) struct FileEdits {
     pub(super) notes: Vec<String>,
 }
 
-/// Makes the changes in the layers. `keeps_licenses` is set for users for whom licenses may decide what they may have.
-/// The error says why a change is refused.
+/// Makes the changes in the layers. `keeps_licenses` refuses changes of license files, on which the user's policy may
+/// depend. The error says why a change is refused.
 pub(super) fn edit_files(
     layers: &mut EditedLayers<'_>,
     changes: &[FileChange],

@@ -39,7 +39,7 @@ impl<'m> EditedLayers<'m> {
         Self { model, layers: layers.map(layer).collect() }
     }
 
-    /// Puts another file in place of the one with this digest.
+    /// Replaces the file with this digest.
     pub(super) fn replace(&mut self, old: Digest, new: &Descriptor) {
         for layer in self.layers.iter_mut().filter(|layer| layer.descriptor.digest == old) {
             (layer.descriptor.digest, layer.descriptor.size) = (new.digest, new.size);

@@ -125,7 +125,7 @@ pub(super) struct EditedFile {
     source: Descriptor,
     pieces: Vec<Piece>,
     tensors: Vec<TensorEntry>,
-    /// Of these blobs, other shards have parts too.
+    /// The blobs that other shards have parts of too, and their sizes.
     shared: BTreeMap<Digest, u64>,
     size: u64,
 }

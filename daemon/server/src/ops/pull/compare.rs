@@ -11,7 +11,7 @@ use blobd_store_format::git_id::GitId;
 use super::MAX_GIT_BYTES;
 use crate::ops::OpError;
 
-/// The paths of the files that are others at the source, or are not there.
+/// The paths of the files that have other content at the source, or are missing there.
 pub(super) fn changed_files(
     store: &Store,
     stored: &Model,

@@ -61,7 +61,7 @@ fn compare(header: &[u8], recipe: &Recipe) -> Result<(), String> {
     }
 }
 
-/// The tensors of which the recipe says that other files have the rest of their blobs.
+/// The tensors that are in blobs that, by the recipe, other files have parts of too.
 fn shared_parts(recipe: &Recipe) -> Vec<SharedPart> {
     let mut parts = Vec::new();
     for (group, (blob, size)) in recipe.shared_blobs().iter().enumerate() {
