@@ -1,4 +1,4 @@
-//! The files of an export: all are written, then all get their names, or none does.
+//! The files of an export: all are written, then all get their names, or none does if the export fails or is interrupted.
 
 use std::fs;
 use std::io::{self, BufWriter, Write};

@@ -88,11 +88,13 @@ struct RawRecord {
     models: Vec<(Digest, Digest, u64)>,
 }
 
-/// Where blobd's commands keep what they remember for this user.
+/// Where blobd's commands keep what they remember for this user. `None` in the home directory of another user, which
+/// `sudo` can leave set: folders of root there would be in the way of that user's programs.
 pub(crate) fn state_folder() -> Option<PathBuf> {
     let state = variable("XDG_STATE_HOME").filter(|path| path.is_absolute());
-    let state = state.or_else(|| home().map(|home| home.join(".local/state")));
-    state.map(|state| state.join("blobd"))
+    let state = state.or_else(|| home().map(|home| home.join(".local/state")))?.join("blobd");
+    let owner = state.ancestors().find_map(|folder| folder.metadata().ok())?.uid();
+    (owner == 0 || owner == rustix::process::geteuid().as_raw()).then_some(state)
 }
 
 impl Record {
