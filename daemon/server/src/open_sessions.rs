@@ -14,7 +14,7 @@ use tracing_mutex::stdsync::Mutex;
 use crate::locks::lock;
 use crate::names::Names;
 use crate::ops::rfc3339;
-use crate::peer_process;
+use crate::peer_process::PeerProcess;
 use crate::principal::Principal;
 use crate::requester::Requester;
 
@@ -72,13 +72,14 @@ impl Sessions {
         bytes: u64,
     ) -> SessionGuard {
         let since = SystemTime::now();
+        let PeerProcess { command, engine, container } = peer.process();
         let summary = SessionSummary {
             pid: peer.pid,
             uid: peer.uid,
             user: None,
-            command: peer.command(),
-            engine: peer_process::engine(peer.pid),
-            container: peer_process::place(peer.pid),
+            command,
+            engine,
+            container,
             model: String::new(),
             since: rfc3339(since),
             bytes_mapped: bytes,

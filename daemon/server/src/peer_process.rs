@@ -5,7 +5,8 @@
 //! numbers that they have in the daemon's PID namespace; those of other PID namespaces have the number 0.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read as _;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::Path;
 
@@ -26,47 +27,79 @@ pub(crate) enum Namespaces {
 /// The place of a process whose container has no name.
 const ELSEWHERE: &str = "another PID namespace";
 
+/// A process, as it was when it was looked at.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PeerProcess {
+    /// Its name; `None` after it has ended.
+    pub(crate) command: Option<String>,
+    /// The program that it runs for a client, if it is `blobd exec`.
+    pub(crate) engine: Option<Engine>,
+    /// The container that it is in; `None` for a process of the host.
+    pub(crate) container: Option<String>,
+}
+
+impl PeerProcess {
+    pub(crate) fn of(pid: i32) -> Self {
+        let command = command(pid);
+        let engine = command.as_deref().filter(|command| *command == "blobd").and_then(|_| engine(pid));
+        Self { command, engine, container: place(pid) }
+    }
+
+    /// What the audit log and the log of requests have besides the process's name.
+    pub(crate) fn details(self) -> BTreeMap<String, Value> {
+        let engine = self.engine.map(|engine| ("engine".to_owned(), json!(engine)));
+        let container = self.container.map(|container| ("container".to_owned(), json!(container)));
+        engine.into_iter().chain(container).collect()
+    }
+}
+
 /// `None` after the process has ended.
 pub(crate) fn command(pid: i32) -> Option<String> {
-    let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
-    let name = String::from_utf8_lossy(&name);
+    let name = read(&format!("/proc/{pid}/comm"))?;
     Some(name.trim_end().chars().filter(|c| !c.is_control()).collect())
 }
 
-/// The program that `blobd exec` runs, if this process is that command: its first child.
-pub(crate) fn engine(pid: i32) -> Option<Engine> {
-    if command(pid)? != "blobd" {
-        return None;
-    }
-    let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    if !arguments.split(|byte| *byte == 0).any(|word| word == b"exec") {
+/// The program that this process of blobd runs, if its command is `exec`: its first child.
+fn engine(pid: i32) -> Option<Engine> {
+    let arguments = read(&format!("/proc/{pid}/cmdline"))?;
+    if !arguments.split('\0').any(|word| word == "exec") {
         return None;
     }
     // The main thread starts it.
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    let children = read(&format!("/proc/{pid}/task/{pid}/children"))?;
     let child = children.split_whitespace().next()?.parse().ok()?;
     Some(Engine { pid: child, command: command(child)? })
 }
 
-pub(crate) fn facts(pid: i32) -> BTreeMap<String, Value> {
-    let engine = engine(pid).map(|engine| ("engine".to_owned(), json!(engine)));
-    let container = place(pid).map(|place| ("container".to_owned(), json!(place)));
-    engine.into_iter().chain(container).collect()
-}
-
 /// The container of a process: the first digits of its ID, or the name of its control group if it is in another PID
 /// namespace. `None` for a process of the host.
-pub(crate) fn container(pid: i32) -> Option<String> {
-    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+fn container(pid: i32) -> Option<String> {
+    let groups = control_groups(pid)?;
     let found = container_of(&groups);
-    found.or_else(|| nested(&status).then(|| last_part(&groups).unwrap_or_else(|| ELSEWHERE.to_owned())))
+    found.or_else(|| nested(&status(pid)).then(|| last_part(&groups).unwrap_or_else(|| ELSEWHERE.to_owned())))
 }
 
 /// The place of a peer that is in another PID namespace or a container. The kernel gives the number 0 to processes
 /// whose namespace is not below the daemon's.
-pub(crate) fn place(pid: i32) -> Option<String> {
+fn place(pid: i32) -> Option<String> {
     if pid > 0 { container(pid) } else { Some(ELSEWHERE.to_owned()) }
+}
+
+/// Whether a process of the daemon's PID namespace is in the daemon's container.
+fn is_in_own_container(pid: i32) -> bool {
+    control_groups(pid) == control_groups(own_pid()) || container(pid) == container(own_pid())
+}
+
+fn control_groups(pid: i32) -> Option<String> {
+    read(&format!("/proc/{pid}/cgroup"))
+}
+
+/// Reads a file of `/proc` with few calls: the kernel does not tell its length, and `fs::read` begins with 32 bytes.
+fn read(path: &str) -> Option<String> {
+    const USUAL_BYTES: usize = 4096;
+    let mut bytes = Vec::with_capacity(USUAL_BYTES);
+    File::open(path).ok()?.read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 impl Namespaces {
@@ -78,7 +111,7 @@ impl Namespaces {
             && has_own_proc()
             && is_same_link(pid, "pid").unwrap_or_else(|| !nested(&status(pid)))
             && is_same_link(pid, "user").unwrap_or_else(|| has_same_ids(pid))
-            && container(pid) == container(own_pid());
+            && is_in_own_container(pid);
         // Last: what was read was this process's if its number has not been free since.
         if is_own && is_process(process.as_raw_fd(), pid) { Self::Own } else { Self::Other }
     }
@@ -102,7 +135,7 @@ fn is_same_link(pid: i32, namespace: &str) -> Option<bool> {
 }
 
 fn status(pid: i32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
+    read(&format!("/proc/{pid}/status")).unwrap_or_default()
 }
 
 /// Whether a process has a number in a PID namespace below that of `/proc`; true if that is not known.
@@ -114,15 +147,14 @@ fn nested(status: &str) -> bool {
 /// Whether user and group numbers mean the same to a process and to the daemon.
 fn has_same_ids(pid: i32) -> bool {
     ["uid_map", "gid_map"].iter().all(|map| {
-        let read = |process: &str| fs::read_to_string(format!("/proc/{process}/{map}")).ok();
-        let own = read("self");
-        own.is_some() && own == read(&pid.to_string())
+        let own = read(&format!("/proc/self/{map}"));
+        own.is_some() && own == read(&format!("/proc/{pid}/{map}"))
     })
 }
 
 /// Whether a descriptor is of the process that has this number now.
 fn is_process(pidfd: i32, pid: i32) -> bool {
-    let about = fs::read_to_string(format!("/proc/self/fdinfo/{pidfd}")).unwrap_or_default();
+    let about = read(&format!("/proc/self/fdinfo/{pidfd}")).unwrap_or_default();
     let number = about.lines().find_map(|line| line.strip_prefix("Pid:"));
     number.is_some_and(|number| number.trim() == pid.to_string())
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use blobd_client::protocol::response::Engine;
 
 use crate::names::Names;
-use crate::peer_process::{self, Namespaces};
+use crate::peer_process::{Namespaces, PeerProcess};
 use crate::sys::peer_groups;
 
 /// Who has sent a request. Rights depend on the user and its groups only, not on how they were found.
@@ -66,18 +66,19 @@ impl Principal {
         names.knows(self.uid) && self.groups.supplementary.is_some()
     }
 
-    /// `None` after it has ended.
-    pub(crate) fn command(&self) -> Option<String> {
-        peer_process::command(self.pid)
+    /// The process that has connected, as it is now.
+    pub(crate) fn process(&self) -> PeerProcess {
+        PeerProcess::of(self.pid)
     }
 
     /// The process's name in `rm` and in the log.
     pub(crate) fn description(&self) -> String {
-        let process = match self.command() {
+        let PeerProcess { command, engine, container } = self.process();
+        let process = match command {
             Some(command) => format!("process {} ({command})", self.pid),
             None => format!("process {}", self.pid),
         };
-        match (peer_process::engine(self.pid), peer_process::place(self.pid)) {
+        match (engine, container) {
             (Some(Engine { pid, command }), _) => format!("{process} for process {pid} ({command})"),
             (None, Some(place)) if self.pid > 0 => format!("{process} in {place}"),
             (None, Some(place)) => format!("a process in {place}"),

@@ -16,7 +16,7 @@ use tracing_mutex::stdsync::Mutex;
 use crate::audit::Class;
 use crate::locks::lock;
 use crate::metrics::RequestEnd;
-use crate::peer_process;
+use crate::peer_process::{self, PeerProcess};
 use crate::principal::Principal;
 use crate::state::Daemon;
 use crate::verb_log::{self, Finished, Outcome};
@@ -108,8 +108,8 @@ impl RequestRecord {
         // At the highest level, so that every line of the log has it, however little is logged.
         let span = tracing::error_span!("request", %id);
         let is_audited = route.is_some_and(Route::is_audited);
-        let command = if is_audited { peer.command() } else { None };
-        let about_peer = if is_audited { peer_process::facts(peer.pid) } else { BTreeMap::new() };
+        let mut process = if is_audited { peer.process() } else { PeerProcess::default() };
+        let (command, about_peer) = (process.command.take(), process.details());
         let (daemon, peer, start) = (Arc::clone(daemon), peer.clone(), Instant::now());
         Arc::new(Self { daemon, id, peer, command, about_peer, start, span, route, state: Mutex::default() })
     }
@@ -280,6 +280,8 @@ impl EndedRequest<'_> {
             RequestResult::Failed(error) => Some(error.message.clone()),
             _ => None,
         };
+        // Requests that only read have records only if they are refused, so nothing was read at their start.
+        let read_now = || if self.is_audited() { None } else { peer_process::command(peer.pid) };
         let details = outcome.iter().flat_map(|outcome| &outcome.details);
         let details = details.map(|(name, value)| ((*name).to_owned(), value.clone()));
         let from = subject.source.as_ref().map(|source| ("from".to_owned(), json!(source)));
@@ -290,8 +292,7 @@ impl EndedRequest<'_> {
             uid: peer.uid,
             user: None,
             pid: (peer.pid > 0).then_some(peer.pid),
-            // Requests that only read have records only if they are refused.
-            command: command.clone().or_else(|| peer.command().filter(|_| !self.is_audited())),
+            command: command.clone().or_else(read_now),
             verb: self.verb().to_owned(),
             model: self.model().map(str::to_owned),
             digest: outcome.as_ref().and_then(|outcome| outcome.digest),
