@@ -82,7 +82,7 @@ pub(crate) fn group_and_number(format: TensorFormat, name: &str) -> Option<((&st
         TensorFormat::Gguf => {
             projection_and_expert(name).map(|(projection, expert)| ((projection, ""), expert))
         }
-        TensorFormat::Safetensors => safetensors::place_and_expert(name),
+        TensorFormat::Safetensors => safetensors::name_parts_and_expert(name),
     }
 }
 

@@ -13,12 +13,12 @@ use blobd_store_format::derived_name::DerivedName;
 use blobd_store_format::model_folder::Selection;
 use clap::Args;
 
-use self::beside::{LocalSidecar, ModelFile, sidecar_note};
 use self::earlier::{Earlier, Files};
 use self::from_program::From;
 use self::moving::{Finished, Interrupted, Moves};
 use self::plan::{ListedModel, PathModel, Planned, plan};
 use self::read_once::ReadOnce;
+use self::related_files::{LocalSidecar, ModelFile, sidecar_note};
 use crate::advice::instead_of_import;
 use crate::batch::{Batch, located};
 use crate::connect::{Connected, client_error, connect_or_create};
@@ -29,13 +29,13 @@ use crate::parallel::run_in_order;
 use crate::progress::{Bars, Progress};
 use crate::{Client, ErrorBody, Global, Reference, export, file_error, internal, usage};
 
-mod beside;
 mod earlier;
 mod from_program;
 mod gguf_folder;
 mod moving;
 mod plan;
 mod read_once;
+mod related_files;
 mod report;
 
 /// Store models that are on this machine: GGUF and safetensors files, shards, folders

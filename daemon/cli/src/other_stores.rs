@@ -17,20 +17,20 @@ use crate::{ErrorBody, ErrorCode, Reference, usage};
 mod boundary;
 mod file_list;
 mod folders;
-mod found;
+mod found_model;
 mod hub;
+mod imported_models;
 mod jan;
 mod llama_cpp;
 mod ollama;
 mod plan;
 mod ramalama;
-mod record;
 mod registry_stores;
 mod removal;
 
-pub(super) use found::{FoundFile, FoundModel};
+pub(super) use found_model::{FoundFile, FoundModel};
+pub(super) use imported_models::{ImportedModels, ModelKey, ReadModel, state_folder};
 pub(super) use plan::{FoundModels, ModelState, Plan, PlannedModel, StoredModels, table};
-pub(super) use record::{ModelKey, ReadModel, Record, state_folder};
 pub(super) use removal::{Removal, tidy_files};
 
 /// How stores are read.

@@ -36,6 +36,7 @@ mod growth;
 mod head;
 mod head_reuse;
 mod job;
+mod obtained_head;
 mod pieces;
 mod policy;
 mod rate_limit;
@@ -45,7 +46,6 @@ mod shared_assembler;
 mod silence;
 mod single_flight;
 mod speed;
-mod start;
 mod tensor_reuse;
 mod two_copies;
 
@@ -53,6 +53,7 @@ pub use error::TransferError;
 use file_transfer::{Recheck, Transfer};
 use head::Head;
 pub(crate) use job::{Flag, HEADER_COPIES, Job};
+use obtained_head::ObtainedHead;
 pub(crate) use policy::TransferPolicy;
 pub(crate) use rate_limit::RateLimit;
 use second_attempt::FirstCopy;
@@ -61,7 +62,6 @@ use shared_assembler::SharedAssembler;
 pub(crate) use silence::Silence;
 use single_flight::SingleFlight;
 pub(crate) use single_flight::TransferGuard;
-use start::Start;
 use tensor_reuse::{ReusedTensors, SimilarFile};
 pub use two_copies::TwoCopies;
 
@@ -212,13 +212,14 @@ impl Transfers {
         let resumed_bytes = partial.claimed_bytes();
         let similar_files = tensor_reuse::similar_files(store, job)?;
         let near = similar_files.first().map(|similar| &*similar.recipe);
-        let tensors = |start: &Start| start.head.plan.tensors().len();
-        let (start, _tables) = match job.counting_tables(tensors, || Start::new(job, store, &partial, near)) {
-            // All of the archive is downloaded.
-            Err(TransferError::NoRanges) => return Ok(TransferPlan::for_stream(job.file.size())),
-            start => start?,
-        };
-        let Head { plan, whole, .. } = start.head;
+        let tensors = |obtained: &ObtainedHead| obtained.head.plan.tensors().len();
+        let (obtained, _tables) =
+            match job.counting_tables(tensors, || ObtainedHead::new(job, store, &partial, near)) {
+                // All of the archive is downloaded.
+                Err(TransferError::NoRanges) => return Ok(TransferPlan::for_stream(job.file.size())),
+                obtained => obtained?,
+            };
+        let Head { plan, whole, .. } = obtained.head;
         job.release_headers();
         let reused = if whole.is_some() {
             ReusedTensors::default()
@@ -282,12 +283,13 @@ impl Transfers {
         };
         let near = similar_files.first().filter(|_| reuse == Reuse::All);
         let near_recipe = near.map(|similar| &*similar.recipe);
-        let tensors = |start: &Start| start.head.plan.tensors().len();
-        let (start, tables) = job.counting_tables(tensors, || match reuse {
-            Reuse::Nothing { .. } => Start::again(job, ingest.store(), &partial),
-            Reuse::All | Reuse::NoHead => Start::new(job, ingest.store(), &partial, near_recipe),
+        let tensors = |obtained: &ObtainedHead| obtained.head.plan.tensors().len();
+        let (obtained, tables) = job.counting_tables(tensors, || match reuse {
+            Reuse::Nothing { .. } => ObtainedHead::again(job, ingest.store(), &partial),
+            Reuse::All | Reuse::NoHead => ObtainedHead::new(job, ingest.store(), &partial, near_recipe),
         })?;
-        let Start { head: Head { plan, facts, whole, sender }, parts, fetched, has_reused_head } = start;
+        let ObtainedHead { head: Head { plan, facts, whole, sender }, parts, fetched, has_reused_head } =
+            obtained;
         let partial = match reuse {
             Reuse::Nothing { wrong } => partial.receive_again(wrong),
             Reuse::All | Reuse::NoHead => partial,
@@ -319,7 +321,7 @@ impl Transfers {
         let whole = whole.map(|stream| (stream, read));
         let shared = SharedAssembler::new(
             assembler,
-            start::senders(&parts, sender.filter(|_| !has_reused_head).as_ref()),
+            obtained_head::senders(&parts, sender.filter(|_| !has_reused_head).as_ref()),
         );
         drop(parts);
         job.release_headers();

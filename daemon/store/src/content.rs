@@ -11,7 +11,7 @@ use blobd_store_format::layout;
 use tracing_mutex::stdsync::Mutex;
 
 use crate::disk::{GuardedDisk, is_disk_failure};
-use crate::error::Place;
+use crate::error::DisplayPath;
 use crate::index::StoreIndex;
 use crate::lock_file::{self, CommandState, LockHolder};
 use crate::owner::StoreOwner;
@@ -112,7 +112,7 @@ impl Content {
         StoreEvents { index_rebuilds: self.index.rebuilds.load(Ordering::Relaxed), ..*lock(&self.counts) }
     }
 
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> DisplayPath {
         self.root.place()
     }
 

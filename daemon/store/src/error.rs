@@ -16,7 +16,7 @@ use crate::owner::StoreOwner;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("{}: cannot {action}: {source}", path.display())]
-    Io { action: &'static str, path: Place, source: io::Error },
+    Io { action: &'static str, path: DisplayPath, source: io::Error },
     #[error(
         "store {}: {} needed, {} available on the disk{}",
         root.display(),
@@ -25,7 +25,7 @@ pub enum StoreError {
         why_less_is_available(*free_bytes, *available_bytes, *min_free_bytes)
     )]
     NoSpace {
-        root: Place,
+        root: DisplayPath,
         needed_bytes: u64,
         /// The bytes that the store may still take.
         available_bytes: u64,
@@ -33,13 +33,13 @@ pub enum StoreError {
         min_free_bytes: u64,
     },
     #[error("{}: cannot {action}: the file system has no inodes left, so it can have no more files", path.display())]
-    NoInodes { action: &'static str, path: Place },
+    NoInodes { action: &'static str, path: DisplayPath },
     #[error(
         "store {}: its quota is {}",
         root.display(),
         too_little_left(*quota_bytes, *used_bytes, *needed_bytes)
     )]
-    Quota { root: Place, needed_bytes: u64, used_bytes: u64, quota_bytes: u64 },
+    Quota { root: DisplayPath, needed_bytes: u64, used_bytes: u64, quota_bytes: u64 },
     #[error(
         "{} is {}",
         group.as_ref().map_or_else(|| "your quota".to_owned(), |group| format!("the quota of group {group}")),
@@ -58,46 +58,46 @@ pub enum StoreError {
     #[error("store is read-only: {reason}")]
     ReadOnly { reason: String },
     #[error("store {}: held by {holder}", root.display())]
-    Locked { root: Place, holder: Box<LockHolder> },
+    Locked { root: DisplayPath, holder: Box<LockHolder> },
     #[error(
         "store {}: format {found} is newer than this blobd supports ({supported}); upgrade blobd or choose \
          another --root",
         root.display()
     )]
-    NewerFormat { root: Place, found: u32, supported: u32 },
+    NewerFormat { root: DisplayPath, found: u32, supported: u32 },
     #[error("store {}: its index is still being built", root.display())]
-    IndexBuilding { root: Place },
+    IndexBuilding { root: DisplayPath },
     #[error("store {}: {what}", root.display())]
-    NotAStore { root: Place, what: String },
+    NotAStore { root: DisplayPath, what: String },
     #[error("{}: {source}", path.display())]
-    Manifest { path: Place, source: ManifestError },
+    Manifest { path: DisplayPath, source: ManifestError },
     #[error("{}: {what}", path.display())]
-    Recipe { path: Place, what: String },
+    Recipe { path: DisplayPath, what: String },
     #[error(
         "{}: wrong size of the file that it rebuilds: expected {expected} bytes as in the manifest, found {found}; pull or \
          import the model again",
         path.display()
     )]
-    RecipeSize { path: Place, found: u64, expected: u64 },
+    RecipeSize { path: DisplayPath, found: u64, expected: u64 },
     /// A tag's manifest lists a file that is missing.
     #[error("model {name}: file {digest} is missing; pull or import the model again, or remove it")]
     Incomplete { name: String, digest: Digest },
     #[error("{}: belongs to uid {uid}, the store to uid {}", path.display(), owner.uid)]
-    WrongOwner { path: Place, uid: u32, owner: StoreOwner },
+    WrongOwner { path: DisplayPath, uid: u32, owner: StoreOwner },
     #[error("store {}: belongs to {}; uid {} may not read it", root.display(), owner.description(), StoreOwner::for_process().uid)]
-    OfAnother { root: Place, owner: StoreOwner },
+    OfAnother { root: DisplayPath, owner: StoreOwner },
     #[error("{}: {NO_SAFE_RENAME}", path.display())]
-    NoSafeRename { path: Place },
+    NoSafeRename { path: DisplayPath },
     #[error("{}: wrong type: expected a {expected}, found a {found}; move it out of the store", path.display())]
-    UnexpectedFile { path: Place, found: String, expected: &'static str },
+    UnexpectedFile { path: DisplayPath, found: String, expected: &'static str },
     /// A directory is missing without which it is unknown what tags need.
     #[error("{}: missing; put it back, or create an empty one if its content can be lost", path.display())]
-    MissingDirectory { path: Place },
+    MissingDirectory { path: DisplayPath },
     #[error("{}: not a file of blobd, and nothing is collected while it is there; move it out of the store", path.display())]
-    ForeignFile { path: Place },
+    ForeignFile { path: DisplayPath },
     /// A record in the trash is damaged, so it is unknown what it protects.
     #[error("{}: damaged record of a model in the trash: {what}; move it out of the store", path.display())]
-    Trash { path: Place, what: String },
+    Trash { path: DisplayPath, what: String },
     #[error("blob {digest}: missing; pull or import the model again")]
     MissingBlob { digest: Digest },
     #[error(
@@ -137,13 +137,13 @@ pub enum StoreError {
         name: String,
         /// Names of stored models that may have been meant.
         similar: Vec<String>,
-        store: Place,
+        store: DisplayPath,
         problem: String,
     },
     #[error("blob {digest}: not in this store, and a lower store is left out: {problem}")]
     Hidden { digest: Digest, problem: String },
     #[error("model {name}: in the lower store {}, which is read-only; its administrator can change it there", store.display())]
-    InLowerStore { name: String, store: Place },
+    InLowerStore { name: String, store: DisplayPath },
     #[error("ID {id}: means several models: {}; give more digits or a name", names.join(", "))]
     AmbiguousId { id: String, names: Vec<String> },
 }
@@ -157,23 +157,26 @@ impl StoreError {
         matches!(self, Self::NoSuchModel { .. } | Self::MayBeHidden { .. })
     }
 
-    pub(crate) fn wrong_recipe(path: Place, found: Digest) -> Self {
+    pub(crate) fn wrong_recipe(path: DisplayPath, found: Digest) -> Self {
         Self::Recipe { path, what: format!("is the recipe of {found}; pull or import the model again") }
     }
 
     /// Wraps a failed call: `.map_err(StoreError::io("read", path))`.
-    pub fn io(action: &'static str, path: impl Into<Place>) -> impl FnOnce(io::Error) -> Self {
+    pub fn io(action: &'static str, path: impl Into<DisplayPath>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }
     }
 
     /// The JSON of a record that is to be written to `path`.
-    pub(crate) fn encode(record: &impl Serialize, path: impl Into<Place>) -> Result<Vec<u8>, Self> {
+    pub(crate) fn encode(record: &impl Serialize, path: impl Into<DisplayPath>) -> Result<Vec<u8>, Self> {
         serde_json::to_vec(record).map_err(|error| Self::io("encode", path)(error.into()))
     }
 
     /// Like [`Self::io`] for a call that reports an error number.
-    pub fn errno(action: &'static str, path: impl Into<Place>) -> impl FnOnce(rustix::io::Errno) -> Self {
+    pub fn errno(
+        action: &'static str,
+        path: impl Into<DisplayPath>,
+    ) -> impl FnOnce(rustix::io::Errno) -> Self {
         let wrap = Self::io(action, path);
         move |errno| wrap(errno.into())
     }
@@ -266,9 +269,9 @@ pub(crate) fn is_no_space(error: &io::Error) -> bool {
 
 /// A path that can be shown in messages but not opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place(PathBuf);
+pub struct DisplayPath(PathBuf);
 
-impl Place {
+impl DisplayPath {
     pub fn display(&self) -> Display<'_> {
         self.0.display()
     }
@@ -284,13 +287,13 @@ impl Place {
     }
 }
 
-impl From<PathBuf> for Place {
+impl From<PathBuf> for DisplayPath {
     fn from(path: PathBuf) -> Self {
         Self(path)
     }
 }
 
-impl<P: AsRef<Path> + ?Sized> From<&P> for Place {
+impl<P: AsRef<Path> + ?Sized> From<&P> for DisplayPath {
     fn from(path: &P) -> Self {
         Self(path.as_ref().to_path_buf())
     }

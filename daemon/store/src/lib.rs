@@ -94,7 +94,7 @@ pub use content::recipes::OpenRecipe;
 pub use content::stored_files::{NamedFile, StoredFile};
 pub use content::surroundings::{ForeignGroup, ForeignOwner, Inodes, Mount, Ownership, WrongGroups};
 pub use content::{Content, StoreEvents};
-pub use error::{Place, StoreError};
+pub use error::{DisplayPath, StoreError};
 pub use filesystem::{Durability, FileSystem};
 pub use ingest::{Committed, Ingest, NewName};
 pub use ledger::Ledger;

@@ -20,7 +20,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, openat, openat2,
 use rustix::io::Errno;
 
 use crate::bounded_read;
-use crate::error::{Place, Refusal, StoreError};
+use crate::error::{DisplayPath, Refusal, StoreError};
 use crate::owner::StoreOwner;
 
 mod directory;
@@ -44,7 +44,7 @@ pub struct Root(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    place: Place,
+    place: DisplayPath,
     directory: File,
     owner: StoreOwner,
     resolver: Resolver,
@@ -98,11 +98,11 @@ impl Root {
         Ok(Self(Arc::new(Inner { place: path.into(), directory, owner, resolver })))
     }
 
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> DisplayPath {
         self.0.place.clone()
     }
 
-    pub(crate) fn full(&self, relative: impl AsRef<Path>) -> Place {
+    pub(crate) fn full(&self, relative: impl AsRef<Path>) -> DisplayPath {
         let relative = relative.as_ref();
         if relative.as_os_str().is_empty() { self.place() } else { self.0.place.join(relative) }
     }

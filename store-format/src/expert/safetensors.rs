@@ -14,9 +14,9 @@ use crate::safetensors::{Dtype, Tensor};
 /// Finds the tensors that can be packed: the same projection and kind of tensor of all experts from 0 to the last, at
 /// least two, all of one type and shape, and a size that is a positive multiple of [`ExpertGroup::MEMBER_ALIGNMENT`].
 pub(crate) fn expert_groups(tensors: &[Tensor]) -> Vec<ExpertGroup> {
-    let mut groups: BTreeMap<Place<'_>, Vec<Member<Form<'_>>>> = BTreeMap::new();
+    let mut groups: BTreeMap<NameParts<'_>, Vec<Member<Form<'_>>>> = BTreeMap::new();
     for (index, tensor) in tensors.iter().enumerate() {
-        if let Some((place, expert)) = place_and_expert(tensor.name()) {
+        if let Some((place, expert)) = name_parts_and_expert(tensor.name()) {
             let (form, size) = ((tensor.dtype(), tensor.shape()), Some(tensor.size_bytes()));
             groups.entry(place).or_default().push(Member { expert, index, form, size });
         }
@@ -38,14 +38,14 @@ pub(crate) fn stacked_experts(tensor: &Tensor) -> Option<Experts> {
 }
 
 pub(super) fn expert_number(name: &str) -> Option<u32> {
-    place_and_expert(name).map(|(_, expert)| expert)
+    name_parts_and_expert(name).map(|(_, expert)| expert)
 }
 
 /// Type and shape.
 type Form<'a> = (Dtype, &'a [u64]);
 
 /// The name before and after the number of the expert.
-type Place<'a> = (&'a str, &'a str);
+type NameParts<'a> = (&'a str, &'a str);
 
 const CONTAINER: &str = ".experts.";
 /// MLX's name of a stack.
@@ -74,7 +74,7 @@ const KINDS: [&str; 18] = [
     "global_scale",
 ];
 
-pub(super) fn place_and_expert(name: &str) -> Option<(Place<'_>, u32)> {
+pub(super) fn name_parts_and_expert(name: &str) -> Option<(NameParts<'_>, u32)> {
     // The last one: a prefix may be anything.
     let (prefix, rest) = name.rsplit_once(CONTAINER)?;
     let (expert, tensor) = rest.split_once('.')?;

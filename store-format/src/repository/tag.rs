@@ -50,11 +50,11 @@ impl Tag {
         if name == self.text {
             return Some(Rank::Name);
         }
-        let in_name = self.places(&name).map(|place| match place {
-            Place { is_end: true, is_qualified: false } => Rank::End,
-            Place { is_end: true, is_qualified: true } => Rank::QualifiedEnd,
-            Place { is_end: false, is_qualified: false } => Rank::Inside,
-            Place { is_end: false, is_qualified: true } => Rank::QualifiedInside,
+        let in_name = self.occurrences(&name).map(|occurrence| match occurrence {
+            Occurrence { is_end: true, is_qualified: false } => Rank::End,
+            Occurrence { is_end: true, is_qualified: true } => Rank::QualifiedEnd,
+            Occurrence { is_end: false, is_qualified: false } => Rank::Inside,
+            Occurrence { is_end: false, is_qualified: true } => Rank::QualifiedInside,
         });
         in_name.min().or_else(|| self.rank_in_folders(set))
     }
@@ -69,8 +69,14 @@ impl Tag {
             if folder == self.text {
                 return Some(Rank::Folder);
             }
-            let ranks = self.places(&folder);
-            ranks.map(|place| if place.is_qualified { Rank::QualifiedInFolder } else { Rank::InFolder }).min()
+            let ranks = self.occurrences(&folder);
+            ranks
+                .map(
+                    |occurrence| {
+                        if occurrence.is_qualified { Rank::QualifiedInFolder } else { Rank::InFolder }
+                    },
+                )
+                .min()
         };
         set.folders().into_iter().filter_map(in_folder).min()
     }
@@ -84,8 +90,8 @@ impl Tag {
 
     /// Where the tag is in a name, as whole parts of it. Tags other than quantisations match only with their
     /// qualifier: `Compact` is not `I-Compact`, but `Q4_K_XL` may be `UD-Q4_K_XL`.
-    fn places<'n>(&'n self, name: &'n str) -> impl Iterator<Item = Place> + 'n {
-        let places = name.match_indices(self.text.as_str()).filter_map(|(start, found)| {
+    fn occurrences<'n>(&'n self, name: &'n str) -> impl Iterator<Item = Occurrence> + 'n {
+        let occurrences = name.match_indices(self.text.as_str()).filter_map(|(start, found)| {
             let before = name.get(..start)?;
             let after = name.get(start.saturating_add(found.len())..)?;
             // `_` separates parts of a quantisation's own name: `Q4_0_4_4` is not `Q4_0`.
@@ -95,15 +101,15 @@ impl Tag {
                 Some(_) => false,
             };
             let ends = matches!(after.chars().next(), None | Some('-' | '.' | ' '));
-            let place = Place { is_end: after.is_empty(), is_qualified: ends_in_qualifier(before) };
-            (begins && ends).then_some(place)
+            let occurrence = Occurrence { is_end: after.is_empty(), is_qualified: ends_in_qualifier(before) };
+            (begins && ends).then_some(occurrence)
         });
-        places.filter(|place| self.is_quantization || !place.is_qualified)
+        occurrences.filter(|occurrence| self.is_quantization || !occurrence.is_qualified)
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Occurrence {
     is_end: bool,
     is_qualified: bool,
 }

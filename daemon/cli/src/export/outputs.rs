@@ -10,7 +10,7 @@ use blobd_store_format::digest::Hasher;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
-use super::plan::{Place, PlannedFile, refuse_link};
+use super::plan::{OutputPath, PlannedFile, refuse_link};
 use crate::output::print_stopped;
 use crate::output_file::{OutputFile, Target, TemporaryName, write_error};
 use crate::progress::Bar;
@@ -25,7 +25,7 @@ pub(super) struct Outputs {
 
 #[derive(Debug)]
 struct Output {
-    place: Place,
+    place: OutputPath,
     target: Target,
     replaces: bool,
 }
@@ -41,8 +41,8 @@ impl Outputs {
             let (path, size) = (planned.place.path(), planned.file.size);
             let existing = planned.existing(force);
             let target = match &planned.place {
-                Place::Named(path) => Target::create(path, size, existing, name),
-                place @ Place::Below { .. } => {
+                OutputPath::Named(path) => Target::create(path, size, existing, name),
+                place @ OutputPath::Below { .. } => {
                     let output = OutputFile::create_in(&place.existing_folder(), &path, existing, name);
                     output.and_then(|output| Target::from_file(output, size))
                 }
@@ -118,7 +118,7 @@ impl<W: Write> Write for HashingWriter<'_, W> {
     }
 }
 
-fn make_folders(place: &Place, made: &mut Vec<PathBuf>) -> Result<(), ErrorBody> {
+fn make_folders(place: &OutputPath, made: &mut Vec<PathBuf>) -> Result<(), ErrorBody> {
     for folder in place.folders() {
         refuse_link(place, &folder)?;
         match fs::create_dir(&folder) {

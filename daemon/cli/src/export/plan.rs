@@ -31,18 +31,18 @@ pub(super) struct ExportPlan {
 #[derive(Debug)]
 pub(super) struct PlannedFile {
     pub(super) file: NewFile,
-    pub(super) place: Place,
+    pub(super) place: OutputPath,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum OutputPath {
     /// The path that the user gave: links are followed, and devices are written to.
     Named(PathBuf),
     /// A path below a folder, which the model's manifest decides. No link below the folder is followed.
     Below { folder: PathBuf, path: String },
 }
 
-impl Place {
+impl OutputPath {
     pub(super) fn path(&self) -> PathBuf {
         match self {
             Self::Named(path) => path.clone(),
@@ -83,11 +83,11 @@ impl ExportPlan {
         })?;
         let kept = distinct(listed());
         let place = |path: &str| match output {
-            None => Ok(Place::Below { folder: PathBuf::new(), path: path.to_owned() }),
+            None => Ok(OutputPath::Below { folder: PathBuf::new(), path: path.to_owned() }),
             Some(folder) if folder.is_dir() || folder.as_os_str().as_bytes().ends_with(b"/") => {
-                Ok(Place::Below { folder: folder.to_owned(), path: path.to_owned() })
+                Ok(OutputPath::Below { folder: folder.to_owned(), path: path.to_owned() })
             }
-            Some(path) if kept.len() == 1 => Ok(Place::Named(path.to_owned())),
+            Some(path) if kept.len() == 1 => Ok(OutputPath::Named(path.to_owned())),
             Some(path) => {
                 let (path, count) = (path.display(), kept.len());
                 let refused = usage(format!(
@@ -116,7 +116,7 @@ impl ExportPlan {
                     _ => {}
                 }
             }
-            if let Place::Below { folder, .. } = place
+            if let OutputPath::Below { folder, .. } = place
                 && !folder.as_os_str().is_empty()
             {
                 let parent = parent_of(folder);
@@ -130,8 +130,8 @@ impl ExportPlan {
     fn check_case(&self) -> Result<(), ErrorBody> {
         let below = || {
             self.files.iter().filter_map(|planned| match &planned.place {
-                Place::Below { path, .. } => Some((path.as_str(), &planned.place)),
-                Place::Named(_) => None,
+                OutputPath::Below { path, .. } => Some((path.as_str(), &planned.place)),
+                OutputPath::Named(_) => None,
             })
         };
         let (Some((first, second)), Some((_, place))) =
@@ -155,8 +155,8 @@ impl PlannedFile {
     /// file of this export.
     pub(super) fn existing(&self, force: bool) -> Existing {
         match (force, &self.place) {
-            (true, Place::Named(_)) => Existing::Replace,
-            (true, Place::Below { .. }) if fs::symlink_metadata(self.place.path()).is_ok() => {
+            (true, OutputPath::Named(_)) => Existing::Replace,
+            (true, OutputPath::Below { .. }) if fs::symlink_metadata(self.place.path()).is_ok() => {
                 Existing::Replace
             }
             _ => Existing::Keep,
@@ -165,7 +165,7 @@ impl PlannedFile {
 
     /// Fails if something other than a file has this name: it cannot be replaced.
     pub(super) fn check_kind(&self) -> Result<(), ErrorBody> {
-        let Place::Below { .. } = self.place else { return Ok(()) };
+        let OutputPath::Below { .. } = self.place else { return Ok(()) };
         let path = self.place.path();
         match fs::symlink_metadata(&path) {
             Ok(found) if found.is_dir() => Err(refused(&path, "a folder", "a file")),
@@ -178,8 +178,8 @@ impl PlannedFile {
 }
 
 /// The folder that the user gave may be a link; those in it may not.
-pub(super) fn refuse_link(place: &Place, folder: &Path) -> Result<(), ErrorBody> {
-    let is_given = matches!(place, Place::Below { folder: given, .. } if given == folder);
+pub(super) fn refuse_link(place: &OutputPath, folder: &Path) -> Result<(), ErrorBody> {
+    let is_given = matches!(place, OutputPath::Below { folder: given, .. } if given == folder);
     match fs::symlink_metadata(folder) {
         Ok(found) if found.is_symlink() && !is_given => Err(refused(folder, "a link", "a folder")),
         _ => Ok(()),

@@ -15,13 +15,13 @@ use blobd_store_format::digest::Digest;
 use super::plan::{PathModel, Planned};
 use super::{Params, notes, with_folders};
 use crate::local_folder::Identity;
-use crate::other_stores::{ModelKey, ReadModel, Record, StoredModels};
+use crate::other_stores::{ImportedModels, ModelKey, ReadModel, StoredModels};
 use crate::{Client, ErrorBody, Reference};
 
 /// The models that earlier commands and this one have read.
 #[derive(Debug)]
 pub(super) struct Earlier {
-    record: Record,
+    record: ImportedModels,
     /// Those of this command, by their numbers, as they were before it read anything.
     keys: BTreeMap<usize, ModelKey>,
 }
@@ -38,7 +38,7 @@ impl Earlier {
         models: &[PathModel],
         reads_all: bool,
     ) -> Result<(Self, BTreeMap<usize, Imported>), ErrorBody> {
-        let record = Record::load();
+        let record = ImportedModels::load();
         let planned = models.iter().enumerate().filter_map(|(number, (path, planned))| {
             Some((number, Files::new(params, path, planned.as_ref().ok()?)))
         });

@@ -21,8 +21,8 @@ use crate::batch::{Batch, located};
 use crate::connect::{client_error, connect_or_create};
 use crate::local_folder::Links;
 use crate::other_stores::{
-    self, FoundFile, FoundModels, FoundStore, ModelKey, ModelState, Plan, PlannedModel, Record, ScanOptions,
-    StoredModels, table,
+    self, FoundFile, FoundModels, FoundStore, ImportedModels, ModelKey, ModelState, Plan, PlannedModel,
+    ScanOptions, StoredModels, table,
 };
 use crate::output::{counted, print_json, print_text};
 use crate::parallel::run_in_order;
@@ -132,7 +132,7 @@ pub(super) fn run(global: &Global, request: &Request<'_>) -> Result<(), ErrorBod
     };
     let connected = connect_or_create(global)?;
     let client = &connected.client;
-    let mut record = Record::load();
+    let mut record = ImportedModels::load();
     let stored = StoredModels::list(client)?;
     let plan = Plan::new(stores, &request.patterns, (&stored, &record))?;
     if plan.models().is_empty() && !request.patterns.is_empty() && finished.is_empty() {
@@ -189,7 +189,7 @@ fn execute(
     global: &Global,
     request: &Request<'_>,
     (plan, moves, client): (&Plan, &Moves, &Client),
-    record: &mut Record,
+    record: &mut ImportedModels,
 ) -> Result<(), ErrorBody> {
     // What is deleted must have been read: that a model is stored already is what its program or the record says.
     let wanted: Vec<&PlannedModel> = match request.moves || request.force {

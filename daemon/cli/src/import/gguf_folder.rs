@@ -7,7 +7,7 @@ use blobd_store_format::model_folder::FolderFile;
 use blobd_store_format::repository::{Choice, RepositoryFiles, Wanted};
 use blobd_store_format::source::Components;
 
-use super::beside::{ModelFile, shards_among};
+use super::related_files::{ModelFile, shards_among};
 use crate::ErrorBody;
 use crate::local_folder::Folder;
 

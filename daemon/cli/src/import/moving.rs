@@ -12,13 +12,13 @@ use std::sync::PoisonError;
 use blobd_client::protocol::pull::Imported;
 use tracing_mutex::stdsync::{Condvar, Mutex};
 
-use self::deletion::{Place, not_deleted};
+use self::deletion::{ModelLocation, not_deleted};
 use self::in_use::{open_files, user_of_store};
 use self::journal::Journal;
 pub(super) use self::journal::{Finished, Interrupted};
 use self::sources::{ListedFile, Sources, unique};
-use super::beside::ModelFile;
 use super::plan::{PathModel, Planned};
+use super::related_files::ModelFile;
 use crate::local_folder::{Identity, Inode};
 use crate::other_stores::{Plan, PlannedModel};
 use crate::{ErrorBody, ErrorCode};
@@ -221,7 +221,7 @@ fn refuse_used(sources: &Sources, number: usize, used: &BTreeMap<Inode, String>)
 }
 
 /// Where a model is, and its files.
-fn files_of(path: &Path, planned: &Planned, with_sidecars: bool) -> (Place, Vec<ListedFile>) {
+fn files_of(path: &Path, planned: &Planned, with_sidecars: bool) -> (ModelLocation, Vec<ListedFile>) {
     match planned {
         Planned::List(model) => {
             let files = model.paths().into_iter().zip(&model.files);
@@ -230,7 +230,9 @@ fn files_of(path: &Path, planned: &Planned, with_sidecars: bool) -> (Place, Vec<
                 let path = if listed.is_some() { path } else { unique(&path) };
                 ListedFile { path, listed, is_sidecar: file.component.is_some() }
             };
-            let place = model.folder().map_or(Place::Anywhere, |folder| Place::Folder(folder.to_owned()));
+            let place = model
+                .folder()
+                .map_or(ModelLocation::Anywhere, |folder| ModelLocation::Folder(folder.to_owned()));
             (place, files.map(file).collect())
         }
         Planned::File { sidecars } => {
@@ -242,7 +244,7 @@ fn files_of(path: &Path, planned: &Planned, with_sidecars: bool) -> (Place, Vec<
                 listed: None,
                 is_sidecar,
             };
-            (Place::Anywhere, files.map(file).collect())
+            (ModelLocation::Anywhere, files.map(file).collect())
         }
     }
 }

@@ -13,7 +13,7 @@ use blobd_store_format::model_folder::{
 };
 use blobd_store_format::safetensors::Header;
 
-use super::beside::{LocalSidecar, ModelFile, shards_of, sidecars_of};
+use super::related_files::{LocalSidecar, ModelFile, shards_of, sidecars_of};
 use super::{gguf_folder, open, with_folders};
 use crate::batch::located;
 use crate::local_folder::{Folder, Identity, Links};
@@ -43,12 +43,12 @@ pub(super) struct ListedModel {
     /// Absent for the shards of a GGUF file.
     pub(super) kind: Option<FolderKind>,
     faults: Vec<FolderFault>,
-    place: Place,
+    base: BaseFolder,
 }
 
 /// Where the files are.
 #[derive(Debug)]
-enum Place {
+enum BaseFolder {
     Folder(Arc<Folder>),
     /// Files that the user has named one of.
     Beside(PathBuf),
@@ -70,7 +70,7 @@ pub(super) fn plan(
             false if taken.contains(path) => continue,
             false => plan_file(path, with_sidecars),
         };
-        if let Ok(Planned::List(ListedModel { files, place: Place::Beside(folder), .. })) = &planned {
+        if let Ok(Planned::List(ListedModel { files, base: BaseFolder::Beside(folder), .. })) = &planned {
             taken.extend(files.iter().map(|file| folder.join(&file.path)));
         }
         models.push((path.clone(), planned));
@@ -187,7 +187,7 @@ impl ListedModel {
             left_out: plan.left_out().to_vec(),
             kind: Some(plan.kind()),
             faults,
-            place: Place::Folder(folder),
+            base: BaseFolder::Folder(folder),
         })
     }
 
@@ -200,7 +200,7 @@ impl ListedModel {
             left_out: Vec::new(),
             kind: None,
             faults: Vec::new(),
-            place: Place::Folder(Arc::clone(folder)),
+            base: BaseFolder::Folder(Arc::clone(folder)),
         }
     }
 
@@ -226,7 +226,7 @@ impl ListedModel {
             left_out: Vec::new(),
             kind: None,
             faults: Vec::new(),
-            place: Place::Beside(folder),
+            base: BaseFolder::Beside(folder),
         })
     }
 
@@ -241,9 +241,11 @@ impl ListedModel {
 
     /// The path of each file, and what was listed there; `None` if it was not listed in a folder.
     pub(super) fn paths(&self) -> Vec<(PathBuf, Option<Identity>)> {
-        let place = |file: &ModelFile| match &self.place {
-            Place::Folder(folder) => (folder.path().join(&file.source), folder.identity(&file.source).ok()),
-            Place::Beside(folder) => (folder.join(&file.source), None),
+        let place = |file: &ModelFile| match &self.base {
+            BaseFolder::Folder(folder) => {
+                (folder.path().join(&file.source), folder.identity(&file.source).ok())
+            }
+            BaseFolder::Beside(folder) => (folder.join(&file.source), None),
         };
         self.files.iter().map(place).collect()
     }
@@ -255,9 +257,9 @@ impl ListedModel {
 
     /// An error that says where the file is that it is about.
     pub(super) fn located(&self, error: ErrorBody) -> ErrorBody {
-        let folder = match &self.place {
-            Place::Folder(folder) => folder.path(),
-            Place::Beside(folder) => folder,
+        let folder = match &self.base {
+            BaseFolder::Folder(folder) => folder.path(),
+            BaseFolder::Beside(folder) => folder,
         };
         let sources: Vec<PathBuf> = self.files.iter().map(|file| folder.join(&file.source)).collect();
         let paths = self.files.iter().map(|file| file.path.as_str());
@@ -266,8 +268,8 @@ impl ListedModel {
 
     /// The folder that is the model, if it is one.
     pub(super) fn folder(&self) -> Option<&Path> {
-        match &self.place {
-            Place::Folder(folder) if self.kind.is_some() => Some(folder.path()),
+        match &self.base {
+            BaseFolder::Folder(folder) if self.kind.is_some() => Some(folder.path()),
             _ => None,
         }
     }
@@ -275,9 +277,9 @@ impl ListedModel {
     /// Opens the file with this number.
     pub(super) fn open(&self, number: usize) -> Result<File, ErrorBody> {
         let path = self.files.get(number).map_or("", |file| file.source.as_str());
-        match &self.place {
-            Place::Folder(folder) => folder.open(path),
-            Place::Beside(folder) => open(&folder.join(path)),
+        match &self.base {
+            BaseFolder::Folder(folder) => folder.open(path),
+            BaseFolder::Beside(folder) => open(&folder.join(path)),
         }
     }
 

@@ -49,7 +49,7 @@ pub(super) struct Snapshot<'m> {
 pub(super) fn snapshots(models: &[MountedModel]) -> Vec<Snapshot<'_>> {
     let mut repositories: BTreeMap<String, BTreeMap<Option<String>, Vec<&MountedModel>>> = BTreeMap::new();
     for model in models {
-        if let Some(place) = model.origin.as_deref().and_then(Place::parse) {
+        if let Some(place) = model.origin.as_deref().and_then(HubCommit::parse) {
             let commits = repositories.entry(place.repository).or_default();
             commits.entry(place.commit).or_default().push(model);
         }
@@ -113,14 +113,14 @@ fn name_rank(name: &Reference, commit: Option<&str>) -> u8 {
     }
 }
 
-/// Where a model is at the hub.
+/// The repository of the hub that a model is from, and its commit if the origin names one.
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct HubCommit {
     repository: String,
     commit: Option<String>,
 }
 
-impl Place {
+impl HubCommit {
     /// `None` if the origin is not the hub.
     fn parse(origin: &str) -> Option<Self> {
         let source = source(origin)?;
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn place_is_read_from_the_origin() {
-        let place = |origin| Place::parse(origin).map(|place| (place.repository, place.commit));
+        let place = |origin| HubCommit::parse(origin).map(|place| (place.repository, place.commit));
         let found =
             |repository: &str, commit: Option<&str>| Some((repository.to_owned(), commit.map(str::to_owned)));
         assert_eq!(place("copy hf.co/me/tiny:latest"), found("models--me--tiny", None));

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use super::found::Problem;
+use super::found_model::Problem;
 use crate::local_folder::{Identity, Links, file_without_links};
 
 /// Where the links of a store may lead.

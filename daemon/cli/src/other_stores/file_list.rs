@@ -13,7 +13,7 @@ use blobd_store_format::repository::{Choice, RepositoryFiles, Wanted};
 use blobd_store_format::source::Components;
 use blobd_store_format::text::one_line;
 
-use super::found::{FoundFile, FoundModel, Problem};
+use super::found_model::{FoundFile, FoundModel, Problem};
 use crate::Reference;
 use crate::output::counted;
 

@@ -13,7 +13,7 @@ use blobd_store_format::file_type::quantization_bits;
 use blobd_store_format::model_folder::is_never_taken;
 
 use super::file_list::FileList;
-use super::found::{FoundFile, FoundModel, Problem, not_of_folder};
+use super::found_model::{FoundFile, FoundModel, Problem, not_of_folder};
 use super::jan::{self, Claims};
 use super::{ScanOptions, home, variable};
 use crate::local_folder::Folder;
@@ -25,7 +25,7 @@ pub(super) struct Layout {
     /// What the names of its models begin with.
     prefix: &'static str,
     /// The model that a file belongs to, by the parts of the file's path.
-    place: fn(&[&str]) -> Option<Place>,
+    place: fn(&[&str]) -> Option<DepthAndName>,
     /// What the program says about the files.
     claims: fn(&Folder) -> Claims,
 }
@@ -44,13 +44,13 @@ impl Layout {
         !is_never_taken(path) && self.place_of(path).is_some()
     }
 
-    pub(super) fn place_of(&self, path: &str) -> Option<Place> {
+    pub(super) fn place_of(&self, path: &str) -> Option<DepthAndName> {
         (self.place)(&path.split('/').collect::<Vec<_>>())
     }
 }
 
 /// How many folders lead to a model, and its name without the prefix.
-pub(super) type Place = (usize, String);
+pub(super) type DepthAndName = (usize, String);
 
 /// `PUBLISHER/REPOSITORY/FILE`; files elsewhere are not its models.
 pub(super) const LM_STUDIO: Layout = Layout {
@@ -119,7 +119,7 @@ pub(super) const TEXT_GENERATION_WEBUI: Layout = Layout {
 pub(super) const LLAMA_CPP: Layout = Layout { prefix: "llamacpp", ..GPT4ALL };
 
 /// A file that is not in a folder of its model has the model's name.
-fn flat(file: &str) -> Place {
+fn flat(file: &str) -> DepthAndName {
     let name = DerivedName::from_path(file);
     (0, name.map_or_else(|_| file.to_owned(), |name| name.first().model().to_owned()))
 }
@@ -161,7 +161,7 @@ pub(super) fn models(
 ) -> Result<Vec<FoundModel>, ErrorBody> {
     let folder = Folder::list(root, options.links)?;
     let claims = (layout.claims)(&folder);
-    let mut lists: BTreeMap<Place, (String, FileList)> = BTreeMap::new();
+    let mut lists: BTreeMap<DepthAndName, (String, FileList)> = BTreeMap::new();
     for path in folder.paths().filter(|path| !is_never_taken(path)) {
         let parts: Vec<&str> = path.split('/').collect();
         let Some((depth, name)) = layout.place_of(path) else { continue };

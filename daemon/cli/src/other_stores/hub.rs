@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 use super::boundary::Boundary;
 use super::file_list::FileList;
-use super::found::{FoundFile, FoundModel, Problem};
+use super::found_model::{FoundFile, FoundModel, Problem};
 use super::{ScanOptions, cache_home, read_small, variable};
 use crate::output::counted;
 use crate::{ErrorBody, file_error};

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::file_list::FileList;
 use super::folders::{self, LLAMA_CPP};
-use super::found::{FoundFile, FoundModel, Problem, not_of_folder};
+use super::found_model::{FoundFile, FoundModel, Problem, not_of_folder};
 use super::hub;
 use super::{ScanOptions, read_small, variable};
 use crate::local_folder::Folder;
@@ -131,14 +131,14 @@ fn without_manifest(folder: &Folder, taken: &BTreeSet<String>, selection: &Selec
 }
 
 #[derive(Deserialize)]
-struct Record {
+struct ImportedModels {
     url: String,
 }
 
 fn with_record(folder: &Folder, mut model: FoundModel) -> FoundModel {
     let first = model.files.first().map(|file| format!("{}.json", file.path)).unwrap_or_default();
     let record = read_small(&folder.path().join(first));
-    let record = record.and_then(|bytes| serde_json::from_slice::<Record>(&bytes).ok());
+    let record = record.and_then(|bytes| serde_json::from_slice::<ImportedModels>(&bytes).ok());
     let source = record.and_then(|record| record.url.parse::<PullSource>().ok());
     if let Some((source, name)) = source.and_then(|source| Some((source.clone(), source.name().ok()?))) {
         model.rename(name);

@@ -16,7 +16,7 @@ use blobd_store_format::{host, layout};
 use serde::Deserialize;
 
 use super::boundary::Boundary;
-use super::found::{FoundModel, Problem};
+use super::found_model::{FoundModel, Problem};
 use super::{ScanOptions, registry_stores, variable};
 use crate::{ErrorBody, file_error};
 

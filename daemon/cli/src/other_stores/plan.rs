@@ -9,8 +9,8 @@ use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::origin::{Origin, program_of_copy};
 use serde::Serialize;
 
-use super::found::{FoundFile, FoundModel, distinct_bytes};
-use super::record::{ModelKey, Record};
+use super::found_model::{FoundFile, FoundModel, distinct_bytes};
+use super::imported_models::{ImportedModels, ModelKey};
 use super::{FoundStore, Program};
 use crate::connect::client_error;
 use crate::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
@@ -76,7 +76,7 @@ impl<'c> StoredModels<'c> {
     }
 
     /// The name under which the store has the model: its own, or the one that tells it from another model of that name.
-    fn name_of(&self, model: &FoundModel, record: &Record) -> Result<Option<Reference>, ErrorBody> {
+    fn name_of(&self, model: &FoundModel, record: &ImportedModels) -> Result<Option<Reference>, ErrorBody> {
         let Some(target) = &model.target else { return Ok(None) };
         let read = record.get(ModelKey::of_found(model)).map(|read| read.manifest);
         let found = self.get(target).into_iter().chain(self.distinct_from(target));
@@ -196,7 +196,7 @@ impl Plan {
     pub(crate) fn new(
         stores: Vec<FoundStore>,
         patterns: &[NamePattern],
-        (stored, record): (&StoredModels<'_>, &Record),
+        (stored, record): (&StoredModels<'_>, &ImportedModels),
     ) -> Result<Self, ErrorBody> {
         let is_selected = |model: &FoundModel| {
             let matches = |pattern: &NamePattern| match &model.target {

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::boundary::Boundary;
 use super::file_list::FileList;
-use super::found::{FoundFile, FoundModel, Problem};
+use super::found_model::{FoundFile, FoundModel, Problem};
 use super::{ScanOptions, data_home, read_small, registry_stores};
 use crate::{ErrorBody, Reference};
 

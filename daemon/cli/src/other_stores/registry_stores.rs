@@ -12,7 +12,7 @@ use blobd_store_format::manifest::Manifest;
 use serde::Deserialize;
 
 use super::boundary::Boundary;
-use super::found::{FoundFile, FoundModel, Problem};
+use super::found_model::{FoundFile, FoundModel, Problem};
 use super::{ScanOptions, data_home, home, read_small, variable};
 use crate::local_folder::open_listed;
 use crate::{ErrorBody, ErrorCode, Reference, file_error};

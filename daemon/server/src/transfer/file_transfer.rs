@@ -11,10 +11,10 @@ use tokio::sync::mpsc;
 use tracing::{Instrument as _, Span};
 
 use super::fetch::Fetch;
+use super::obtained_head::{fetch_head, head_bytes};
 use super::pieces::write_pieces;
 use super::shared_assembler::SharedAssembler;
 use super::single_flight::TransferGuard;
-use super::start::{fetch_head, head_bytes};
 use super::tensor_reuse::{Candidate, ReusedTensors};
 use super::{Job, Received, TransferError, Transfers};
 use crate::permits::Permit;

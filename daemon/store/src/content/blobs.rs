@@ -11,7 +11,7 @@ use blobd_store_format::layout;
 use crate::StoreError;
 use crate::bounded_read::digest_of;
 use crate::content::Content;
-use crate::error::Place;
+use crate::error::DisplayPath;
 use crate::node::Node;
 use crate::root::{Directory, FileStatus, Root, open_blob_in};
 
@@ -82,7 +82,7 @@ impl Content {
     }
 
     /// Opens a blob in the first lower store that has it; also returns that store.
-    pub(crate) fn open_lower_blob(&self, digest: Digest) -> Option<(File, Place)> {
+    pub(crate) fn open_lower_blob(&self, digest: Digest) -> Option<(File, DisplayPath)> {
         self.lower.find(|root| Ok(blob_in(root, digest, 0)?.map(|file| (file, root.place()))))
     }
 

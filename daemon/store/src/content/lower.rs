@@ -15,7 +15,7 @@ use blobd_store_format::layout;
 use tracing_mutex::stdsync::Mutex;
 
 use crate::content::Content;
-use crate::error::Place;
+use crate::error::DisplayPath;
 use crate::filesystem::FileSystem;
 use crate::root::{FileStatus, Root};
 use crate::{StoreError, lock, store_dir};
@@ -74,7 +74,7 @@ impl Drop for HeldLowerStores<'_> {
 /// A lower store, for `doctor` and lists.
 #[derive(Clone, Debug)]
 pub struct LowerStatus {
-    pub place: Place,
+    pub place: DisplayPath,
     /// The file system that it is on, or why it cannot be used.
     pub state: Result<FileSystem, String>,
 }
@@ -134,7 +134,7 @@ impl LowerStores {
         self.stores.iter().find_map(LowerStore::problem)
     }
 
-    pub(crate) fn left_out(&self) -> Option<(Place, String)> {
+    pub(crate) fn left_out(&self) -> Option<(DisplayPath, String)> {
         self.stores.iter().find_map(|store| Some((store.path.as_path().into(), store.problem()?)))
     }
 
@@ -154,7 +154,7 @@ impl LowerStores {
 
     /// Notes that a part of the store at `root` cannot be read, so that a list of it is incomplete.
     pub(crate) fn note_failure(&self, root: &Root, error: &StoreError) {
-        let at_root = |store: &&LowerStore| Place::from(store.path.as_path()) == root.place();
+        let at_root = |store: &&LowerStore| DisplayPath::from(store.path.as_path()) == root.place();
         self.stores.iter().filter(at_root).for_each(|store| store.note_failure(error));
     }
 }
@@ -298,7 +298,7 @@ impl Content {
         self.lower.stores.iter().filter(|store| store.problem().is_some()).count()
     }
 
-    pub fn lower_paths(&self) -> Vec<Place> {
+    pub fn lower_paths(&self) -> Vec<DisplayPath> {
         self.lower.paths().map(Into::into).collect()
     }
 }

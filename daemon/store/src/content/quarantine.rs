@@ -15,7 +15,7 @@ use tracing_mutex::stdsync::Mutex;
 
 use crate::bounded_read::digest_of;
 use crate::content::Content;
-use crate::error::Place;
+use crate::error::DisplayPath;
 use crate::node::Node;
 use crate::root::{FileStatus, Root};
 use crate::{FileReader, StoreError, lock};
@@ -65,7 +65,11 @@ impl Content {
     /// Moves a damaged blob to quarantine; returns its new path. `seen` is the status of the damaged file: if the blob
     /// is another file by now, or was collected, returns `None`. After an error, the blob is in its old place or the
     /// move is not durable.
-    pub(crate) fn quarantine(&self, digest: Digest, seen: &FileStatus) -> Result<Option<Place>, StoreError> {
+    pub(crate) fn quarantine(
+        &self,
+        digest: Digest,
+        seen: &FileStatus,
+    ) -> Result<Option<DisplayPath>, StoreError> {
         self.create_directories(Path::new(layout::QUARANTINE))?;
         let _change = self.index.begin_change();
         let moved = self.quarantine_if_same(digest, seen)?;
@@ -79,7 +83,7 @@ impl Content {
     }
 
     /// Reads a blob and moves it to quarantine if its digest is wrong; returns its new path.
-    pub fn quarantine_if_damaged(&self, digest: Digest) -> Result<Option<Place>, StoreError> {
+    pub fn quarantine_if_damaged(&self, digest: Digest) -> Result<Option<DisplayPath>, StoreError> {
         let mut file = match self.open_own_blob(digest, 0) {
             Err(StoreError::MissingBlob { .. }) => return Ok(None),
             opened => opened?,
@@ -271,7 +275,7 @@ mod tests {
     use crate::Store;
     use crate::testing::{add_blobs, store_with};
 
-    fn quarantine(store: &Store, digest: Digest) -> Option<Place> {
+    fn quarantine(store: &Store, digest: Digest) -> Option<DisplayPath> {
         let seen = store.content.blob_status(digest).unwrap().unwrap();
         store.content.quarantine(digest, &seen).unwrap()
     }

@@ -13,7 +13,7 @@ use tracing_mutex::stdsync::MutexGuard;
 
 use crate::StoreError;
 use crate::content::Content;
-use crate::error::Place;
+use crate::error::DisplayPath;
 use crate::node::{parse_recipe, read_outline};
 use crate::root::{FileStatus, Root};
 
@@ -55,7 +55,7 @@ impl Content {
         }
     }
 
-    pub fn place_of_recipe(&self, file: Digest) -> Place {
+    pub fn place_of_recipe(&self, file: Digest) -> DisplayPath {
         let path = layout::recipe(file);
         let below = || self.lower.find(|root| Ok(root.status(&path)?.map(|_| root.full(&path))));
         let is_own = self.has_own_recipe(file).unwrap_or(true);

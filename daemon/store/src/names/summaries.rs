@@ -19,7 +19,7 @@ use blobd_store_format::reference::Reference;
 use tracing_mutex::stdsync::Mutex;
 
 use crate::content::name_tree::{Found, NameEntry, NameTree, VisitedFiles};
-use crate::error::Place;
+use crate::error::DisplayPath;
 use crate::ledger::charge_limit::Account;
 use crate::names::Names;
 use crate::names::origins::{kind_in, name_origin_in};
@@ -42,7 +42,7 @@ pub struct TagSummary {
     /// What its manifest and the history of its name take on disk.
     pub record_bytes: u64,
     /// The lower store that it is in; `None` if it is in the store itself.
-    pub lower: Option<Place>,
+    pub lower: Option<DisplayPath>,
     /// The length of its texts: name, origin, damage.
     text_bytes: usize,
 }
@@ -151,7 +151,7 @@ impl Names {
 
 /// A lower store that is read.
 struct Lower<'l> {
-    place: Place,
+    place: DisplayPath,
     /// Gets the errors of what cannot be read and is left out.
     skip: &'l mut dyn FnMut(StoreError),
 }

@@ -13,7 +13,7 @@ use blobd_store_format::reference::Reference;
 
 use crate::StoreError;
 use crate::content::name_tree::{Found, NameEntry, NameTree};
-use crate::error::Place;
+use crate::error::DisplayPath;
 use crate::ledger::accounting::Reservation;
 use crate::names::Names;
 use crate::root::{Directory, Root};
@@ -22,7 +22,7 @@ use crate::root::{Directory, Root};
 pub struct Tags {
     pub references: Vec<Reference>,
     /// Files whose path is not a model's name: perhaps moved manifests, so a collection must not ignore them.
-    pub foreign: Vec<Place>,
+    pub foreign: Vec<DisplayPath>,
 }
 
 impl Names {
@@ -82,7 +82,7 @@ impl Names {
     }
 
     /// The lower store that has a model; `None` if this store has a tag of that name.
-    pub fn lower_place_of(&self, reference: &Reference) -> Result<Option<Place>, StoreError> {
+    pub fn lower_place_of(&self, reference: &Reference) -> Result<Option<DisplayPath>, StoreError> {
         let path = layout::manifest(reference);
         if self.content.lower.is_empty() || self.content.root.status(&path)?.is_some() {
             return Ok(None);

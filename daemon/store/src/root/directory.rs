@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::FileStatus;
 use crate::StoreError;
-use crate::error::Place;
+use crate::error::DisplayPath;
 
 /// The store's own directories are not nested this deep; files in deeper ones are not counted.
 const MAX_LEVELS: usize = 32;
@@ -20,7 +20,7 @@ const MAX_LEVELS: usize = 32;
 #[derive(Debug)]
 pub(crate) struct Directory {
     pub(crate) file: File,
-    pub(crate) place: Place,
+    pub(crate) place: DisplayPath,
 }
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Entry {
 }
 
 impl Directory {
-    pub(super) const fn new(file: File, place: Place) -> Self {
+    pub(super) const fn new(file: File, place: DisplayPath) -> Self {
         Self { file, place }
     }
 

@@ -13,12 +13,12 @@ use crate::disk::{Change, Disk as _, GuardedDisk, KernelDisk};
 use crate::owner::StoreOwner;
 
 /// A root with some files, and a directory next to it that must not be accessed.
-struct Place {
+struct TestRoot {
     folder: TempDir,
     root: Root,
 }
 
-impl Place {
+impl TestRoot {
     fn new(resolver: Resolver) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for directory in ["store/d/e", "outside"] {
@@ -48,9 +48,9 @@ impl Place {
     }
 }
 
-fn each(test: impl Fn(&Place)) {
+fn each(test: impl Fn(&TestRoot)) {
     for resolver in [Resolver::Openat2, Resolver::Walk] {
-        test(&Place::new(resolver));
+        test(&TestRoot::new(resolver));
     }
 }
 
@@ -182,7 +182,7 @@ fn created_file_replaces_no_other() {
 
 #[test]
 fn blob_with_a_short_kernel_lease_is_opened_after_it() {
-    let place = Place::new(Resolver::Openat2);
+    let place = TestRoot::new(Resolver::Openat2);
     let directory = place.root.try_open_directory(Path::new("d/e")).unwrap();
     let tries = std::cell::Cell::new(0);
     let opened = retry_while_leased(|| {

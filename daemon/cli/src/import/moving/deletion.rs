@@ -19,7 +19,7 @@ use crate::output::{counted, human_bytes, printable};
 /// The files of a stored model that nothing else needs, in the order in which they are deleted.
 #[derive(Debug, Default)]
 pub(super) struct Deletion {
-    pub(super) place: Place,
+    pub(super) place: ModelLocation,
     pub(super) files: Vec<Doomed>,
 }
 
@@ -48,7 +48,7 @@ impl Stage {
 
 /// Where the files of a model are.
 #[derive(Clone, Debug, Default)]
-pub(super) enum Place {
+pub(super) enum ModelLocation {
     #[default]
     Anywhere,
     /// The folder that is the model. It is deleted if nothing is left in it.
@@ -106,7 +106,7 @@ impl Deleted {
     }
 }
 
-impl Place {
+impl ModelLocation {
     /// What other paths than those in `gone` lead to.
     pub(super) fn used(&self, gone: &BTreeSet<PathBuf>) -> Result<BTreeSet<Inode>, ErrorBody> {
         match self {

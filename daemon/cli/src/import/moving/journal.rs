@@ -14,7 +14,7 @@ use blobd_store_format::digest::Digest;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::deletion::{Deleted, Deletion, Doomed, Place, Stage};
+use super::deletion::{Deleted, Deletion, Doomed, ModelLocation, Stage};
 use crate::local_folder::Identity;
 use crate::other_stores::{self, state_folder};
 
@@ -51,9 +51,9 @@ impl Journal {
         }
         let Some((_, file)) = &mut self.file else { return };
         let (program, folder) = match &deletion.place {
-            Place::Anywhere => (None, None),
-            Place::Folder(folder) => (None, Some(folder.clone())),
-            Place::Store(program, root) => (Some(program.key.to_owned()), Some(root.clone())),
+            ModelLocation::Anywhere => (None, None),
+            ModelLocation::Folder(folder) => (None, Some(folder.clone())),
+            ModelLocation::Store(program, root) => (Some(program.key.to_owned()), Some(root.clone())),
         };
         let entry = Entry { manifest, program, folder, files: deletion.files.clone() };
         let Ok(mut line) = serde_json::to_vec(&entry) else { return };
@@ -160,9 +160,11 @@ impl Entry {
             return None;
         }
         let place = match (&self.program, &self.folder) {
-            (Some(program), Some(root)) => Place::Store(other_stores::program(program).ok()?, root.clone()),
-            (None, Some(folder)) => Place::Folder(folder.clone()),
-            (_, None) => Place::Anywhere,
+            (Some(program), Some(root)) => {
+                ModelLocation::Store(other_stores::program(program).ok()?, root.clone())
+            }
+            (None, Some(folder)) => ModelLocation::Folder(folder.clone()),
+            (_, None) => ModelLocation::Anywhere,
         };
         let left = |stage| self.files.iter().filter(move |file| file.stage == stage && is_there(file));
         let _locks = place.lock(self.files.iter().map(|file| file.path.as_path())).ok()?;

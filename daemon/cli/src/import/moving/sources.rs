@@ -9,7 +9,7 @@ use blobd_store_format::layout;
 use rustix::fs::{Access, FileType, access, readlinkat};
 use rustix::io::Errno;
 
-use super::deletion::{Deletion, Doomed, Place, Stage, find};
+use super::deletion::{Deletion, Doomed, ModelLocation, Stage, find};
 use crate::local_folder::Identity;
 use crate::other_stores::{FoundModel, Program};
 use crate::{ErrorBody, ErrorCode, file_error};
@@ -33,7 +33,7 @@ struct Source {
 /// The files of a model.
 #[derive(Debug)]
 struct Files {
-    place: Place,
+    place: ModelLocation,
     paths: Vec<PathBuf>,
 }
 
@@ -55,7 +55,7 @@ impl Sources {
     pub(super) fn add(
         &mut self,
         number: usize,
-        place: Place,
+        place: ModelLocation,
         files: Vec<ListedFile>,
     ) -> Result<(), ErrorBody> {
         let mut first_error = Ok(());
@@ -101,7 +101,7 @@ impl Sources {
             }
             first_error = first_error.and(chain.map(|_| ()));
         }
-        self.models.insert(number, Files { place: Place::Store(program, root.to_owned()), paths });
+        self.models.insert(number, Files { place: ModelLocation::Store(program, root.to_owned()), paths });
         first_error
     }
 
@@ -274,8 +274,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [own, shared] = ["own", "shared"].map(|name| file(folder.path(), name));
         let mut sources = Sources::default();
-        sources.add(0, Place::Anywhere, files([&own, &shared])).unwrap();
-        sources.add(1, Place::Anywhere, files([&shared])).unwrap();
+        sources.add(0, ModelLocation::Anywhere, files([&own, &shared])).unwrap();
+        sources.add(1, ModelLocation::Anywhere, files([&shared])).unwrap();
         assert_eq!(imported(&mut sources, 0), ["1 imported file deleted, 3 B"]);
         assert!(!own.exists() && shared.exists());
         assert_eq!(imported(&mut sources, 1), ["1 imported file deleted, 6 B"]);
@@ -287,8 +287,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let shared = file(folder.path(), "shared");
         let mut sources = Sources::default();
-        sources.add(0, Place::Anywhere, files([&shared])).unwrap();
-        sources.add(1, Place::Anywhere, files([&shared])).unwrap();
+        sources.add(0, ModelLocation::Anywhere, files([&shared])).unwrap();
+        sources.add(1, ModelLocation::Anywhere, files([&shared])).unwrap();
         assert_eq!(imported(&mut sources, 1), Vec::<String>::new());
         assert!(shared.exists());
     }
@@ -298,7 +298,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [changed, replaced, gone] = ["changed", "replaced", "gone"].map(|name| file(folder.path(), name));
         let mut sources = Sources::default();
-        sources.add(0, Place::Anywhere, files([&changed, &replaced, &gone])).unwrap();
+        sources.add(0, ModelLocation::Anywhere, files([&changed, &replaced, &gone])).unwrap();
         fs::write(&changed, "other content").unwrap();
         fs::rename(file(folder.path(), "new"), &replaced).unwrap();
         fs::remove_file(&gone).unwrap();
@@ -334,7 +334,9 @@ mod tests {
         let [own, other] = ["own/a", "other/a"].map(|name| file(&place, name));
         let mut sources = Sources::default();
         let listed = Some(Identity::from(&own.metadata().unwrap()));
-        sources.add(0, Place::Anywhere, vec![ListedFile { path: own, listed, is_sidecar: false }]).unwrap();
+        sources
+            .add(0, ModelLocation::Anywhere, vec![ListedFile { path: own, listed, is_sidecar: false }])
+            .unwrap();
         fs::rename(place.join("own"), place.join("away")).unwrap();
         std::os::unix::fs::symlink(place.join("other"), place.join("own")).unwrap();
         let notes = imported(&mut sources, 0);
@@ -348,7 +350,7 @@ mod tests {
         fs::create_dir(store.path().join("blobs")).unwrap();
         file(store.path(), "store.json");
         let blob = file(store.path(), "blobs/blob");
-        let error = Sources::default().add(0, Place::Anywhere, files([&blob])).unwrap_err();
+        let error = Sources::default().add(0, ModelLocation::Anywhere, files([&blob])).unwrap_err();
         assert!(error.message.contains("it is a file of the store "), "{error:?}");
         assert!(blob.exists());
     }
@@ -358,7 +360,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (target, link) = (file(folder.path(), "target"), folder.path().join("link"));
         std::os::unix::fs::symlink(&target, &link).unwrap();
-        let error = Sources::default().add(0, Place::Anywhere, files([&link])).unwrap_err();
+        let error = Sources::default().add(0, ModelLocation::Anywhere, files([&link])).unwrap_err();
         assert!(error.message.ends_with("link: cannot be moved: expected a file, found a link"), "{error:?}");
         assert!(link.exists());
     }

@@ -22,10 +22,10 @@ use super::survey::{Damage, Finding, Need, Survey};
 use crate::ops::space::space_hint;
 use crate::ops::{CallerPolicy, send_progress};
 
+mod blob_part;
 mod origin;
-mod place;
 
-use place::{Place, places};
+use blob_part::{BlobPart, parts_of_blob};
 
 pub(super) struct Repair<'r> {
     pub(super) store: &'r Arc<Store>,
@@ -140,7 +140,7 @@ impl Repair<'_> {
         copies.into_iter().any(|time| {
             let copy = self.store.content().open_quarantined(digest, time, need.size);
             let copy = copy.map_err(|error| error.to_string());
-            let copied = copy.and_then(|copy| self.copy(digest, need, copy, &[Place::whole(need.size)]));
+            let copied = copy.and_then(|copy| self.copy(digest, need, copy, &[BlobPart::whole(need.size)]));
             self.is_ok_or_log(&copied, digest, "its copy in quarantine")
         })
     }
@@ -152,14 +152,14 @@ impl Repair<'_> {
         let whole = content.blobs().unwrap_or_default();
         whole.into_iter().filter(|file| split.contains(file)).any(|file| {
             let Ok(Some(recipe)) = content.recipe(file) else { return false };
-            let places = places(&recipe, digest);
+            let parts = parts_of_blob(&recipe, digest);
             // A compressed file is not what its recipe rebuilds.
-            if places.is_empty() || recipe.unpacked().is_some() {
+            if parts.is_empty() || recipe.unpacked().is_some() {
                 return false;
             }
             let _reading = content.begin_internal_read(file);
             let whole = FileReader::for_blob(content, file, recipe.size());
-            self.is_ok_or_log(&self.copy(digest, need, whole, &places), digest, "the whole file")
+            self.is_ok_or_log(&self.copy(digest, need, whole, &parts), digest, "the whole file")
         })
     }
 
@@ -168,10 +168,10 @@ impl Repair<'_> {
         digest: Digest,
         need: &Need,
         mut file: FileReader<'_>,
-        places: &[Place],
+        parts: &[BlobPart],
     ) -> Result<(), Failure> {
         let published = self.publish(digest, need.size, |writer| {
-            let copied = places.iter().try_for_each(|place| copy(&mut file, *place, writer));
+            let copied = parts.iter().try_for_each(|part| copy(&mut file, *part, writer));
             copied.map_err(|error| self.failure(&error))
         });
         published.map_err(|unpublished| unpublished.to_string())
@@ -185,11 +185,11 @@ impl Repair<'_> {
     }
 }
 
-fn copy(file: &mut FileReader<'_>, place: Place, writer: &mut BlobWriter) -> Result<(), StoreError> {
+fn copy(file: &mut FileReader<'_>, part: BlobPart, writer: &mut BlobWriter) -> Result<(), StoreError> {
     const CHUNK_BYTES: u64 = 1 << 20;
-    let mut offset = place.offset_in_file;
-    while offset < place.end_in_file() {
-        let end = offset.saturating_add(CHUNK_BYTES).min(place.end_in_file());
+    let mut offset = part.offset_in_file;
+    while offset < part.end_in_file() {
+        let end = offset.saturating_add(CHUNK_BYTES).min(part.end_in_file());
         writer.append(&file.read_range(offset..end)?)?;
         offset = end;
     }

@@ -28,7 +28,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Where in a connection the descriptor is passed.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum SendPoint {
     FirstByte,
     Head,
     Body,
@@ -37,13 +37,19 @@ enum Place {
     Frame,
 }
 
-const PLACES: [Place; 6] =
-    [Place::FirstByte, Place::Head, Place::Body, Place::AfterRequest, Place::BeforeClose, Place::Frame];
+const SEND_POINTS: [SendPoint; 6] = [
+    SendPoint::FirstByte,
+    SendPoint::Head,
+    SendPoint::Body,
+    SendPoint::AfterRequest,
+    SendPoint::BeforeClose,
+    SendPoint::Frame,
+];
 
 pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
     let context = context.clone();
     Ok(Box::new(move || {
-        for place in PLACES {
+        for place in SEND_POINTS {
             let mut sockets = Sockets::listen()?;
             context.repeat(PERIOD, move |context| {
                 let socket = sockets.make()?;
@@ -62,17 +68,17 @@ pub(crate) fn prepare(context: &AttackContext) -> Outcome<Begin> {
     }))
 }
 
-fn pass(context: &AttackContext, place: Place, socket: &TcpStream) -> Outcome<()> {
+fn pass(context: &AttackContext, place: SendPoint, socket: &TcpStream) -> Outcome<()> {
     let (get, fds) = (request("GET /v1/version HTTP/1.1\r\nConnection: close", ""), [socket.as_fd()]);
     let post = request("POST /v1/pull/plan HTTP/1.1\r\nConnection: close", &"x".repeat(64));
     // The descriptor comes with the first byte of the second part.
     let (before, with) = match place {
-        Place::FirstByte => ("", get.as_str()),
-        Place::Head => get.split_at(get.len() / 2),
-        Place::Body => post.split_at(post.len() - 32),
-        Place::AfterRequest => (get.as_str(), "x"),
-        Place::BeforeClose => ("", "G"),
-        Place::Frame => {
+        SendPoint::FirstByte => ("", get.as_str()),
+        SendPoint::Head => get.split_at(get.len() / 2),
+        SendPoint::Body => post.split_at(post.len() - 32),
+        SendPoint::AfterRequest => (get.as_str(), "x"),
+        SendPoint::BeforeClose => ("", "G"),
+        SendPoint::Frame => {
             let stream = context.upgrade("/v1/import", r#"{"file_name":"socket.gguf"}"#)?;
             return crate::context::pass_file(&stream, socket.as_fd());
         }
@@ -81,7 +87,7 @@ fn pass(context: &AttackContext, place: Place, socket: &TcpStream) -> Outcome<()
     stream.write_all(before.as_bytes())?;
     let sent = send_message(&stream, with.as_bytes(), &fds)?;
     stream.write_all(with.as_bytes().get(sent..).unwrap_or_default())?;
-    if !matches!(place, Place::BeforeClose) {
+    if !matches!(place, SendPoint::BeforeClose) {
         stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         // The response does not matter.
         let _ = stream.read(&mut [0; 4096]);

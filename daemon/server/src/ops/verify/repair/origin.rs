@@ -11,7 +11,7 @@ use blobd_store_format::origin::Origin;
 use blobd_store_format::source::PullSource;
 use blobd_store_format::stored_file::StoredForm;
 
-use super::place::{Place, places};
+use super::blob_part::{BlobPart, parts_of_blob};
 use super::{Failure, Repair, Unpublished};
 use crate::ops::verify::survey::{FileId, Need, Survey, SurveyedModel};
 
@@ -36,8 +36,8 @@ impl Repair<'_> {
                 ));
                 continue;
             }
-            let places = self.places(*id, form, digest);
-            if places.is_empty() {
+            let parts = self.parts(*id, form, digest);
+            if parts.is_empty() {
                 if self.has_only_part(*id, digest) {
                     failures.insert(format!(
                         "its experts are in several shards; import or pull {} again",
@@ -60,7 +60,7 @@ impl Repair<'_> {
                 }
                 let path = self.path_in(model, id.digest);
                 let fetch = Fetch { repair: self, origin: &origin, file: &file, path: path.as_deref() };
-                match fetch.run(digest, need, &places, &mut received_bytes) {
+                match fetch.run(digest, need, &parts, &mut received_bytes) {
                     Ok(()) => return Ok(received_bytes),
                     Err(failure) => failures.insert(failure),
                 };
@@ -79,13 +79,13 @@ impl Repair<'_> {
     }
 
     /// The ranges of a file that contain the blob; none if its recipe is missing or damaged.
-    fn places(&self, file: FileId, form: Option<StoredForm>, blob: Digest) -> Vec<Place> {
+    fn parts(&self, file: FileId, form: Option<StoredForm>, blob: Digest) -> Vec<BlobPart> {
         match form {
-            Some(StoredForm::Blob) if file.digest == blob => vec![Place::whole(file.size)],
+            Some(StoredForm::Blob) if file.digest == blob => vec![BlobPart::whole(file.size)],
             Some(StoredForm::Blob) | None => Vec::new(),
             Some(StoredForm::Recipe) => {
                 let recipe = self.store.content().recipe(file.digest).ok().flatten();
-                recipe.map(|recipe| places(&recipe, blob)).unwrap_or_default()
+                recipe.map(|recipe| parts_of_blob(&recipe, blob)).unwrap_or_default()
             }
         }
     }
@@ -146,8 +146,14 @@ struct Fetch<'f> {
 }
 
 impl Fetch<'_> {
-    fn run(&self, digest: Digest, need: &Need, places: &[Place], received: &mut u64) -> Result<(), Failure> {
-        let fetched = self.fetch(digest, need, places, received);
+    fn run(
+        &self,
+        digest: Digest,
+        need: &Need,
+        parts: &[BlobPart],
+        received: &mut u64,
+    ) -> Result<(), Failure> {
+        let fetched = self.fetch(digest, need, parts, received);
         fetched.map_err(|failure| match self.origin {
             PullSource::Registry(reference) => format!("{}: {failure}", reference.short()),
             other => format!("{other}: {failure}"),
@@ -160,20 +166,20 @@ impl Fetch<'_> {
         &self,
         digest: Digest,
         need: &Need,
-        places: &[Place],
+        parts: &[BlobPart],
         received: &mut u64,
     ) -> Result<(), Failure> {
         let registry = self.repair.registry;
         let remote = self.while_connected(registry.locate(self.origin, self.file, self.path))?;
         let mut fetched = Fetched { senders: Vec::new(), bytes: received };
-        let wrong = match self.publish(digest, need, places, (registry, &remote), &mut fetched) {
+        let wrong = match self.publish(digest, need, parts, (registry, &remote), &mut fetched) {
             Err(Unpublished::Wrong(wrong)) => wrong,
             published => return published.map_err(|unpublished| unpublished.to_string()),
         };
         tracing::info!("blob {digest}: the received bytes have the digest {wrong}; they are requested again");
         let registry = registry.with_fresh_connections();
         let remote = remote.avoiding(fetched.senders.iter().map(|sender| &**sender));
-        let published = self.publish(digest, need, places, (&registry, &remote), &mut fetched);
+        let published = self.publish(digest, need, parts, (&registry, &remote), &mut fetched);
         published.map_err(|unpublished| second_failure(wrong, &unpublished))
     }
 
@@ -182,24 +188,24 @@ impl Fetch<'_> {
         &self,
         digest: Digest,
         need: &Need,
-        places: &[Place],
+        parts: &[BlobPart],
         from: (&RegistryClient, &RemoteFile),
         fetched: &mut Fetched<'_>,
     ) -> Result<(), Unpublished> {
         self.repair.publish(digest, need.size, |writer| {
-            let mut nonempty = places.iter().filter(|place| place.length > 0);
-            nonempty.try_for_each(|place| self.take(from, *place, writer, fetched))
+            let mut nonempty = parts.iter().filter(|part| part.length > 0);
+            nonempty.try_for_each(|part| self.take(from, *part, writer, fetched))
         })
     }
 
     fn take(
         &self,
         (registry, remote): (&RegistryClient, &RemoteFile),
-        place: Place,
+        part: BlobPart,
         writer: &mut BlobWriter,
         fetched: &mut Fetched<'_>,
     ) -> Result<(), Failure> {
-        let range = place.offset_in_file..place.end_in_file();
+        let range = part.offset_in_file..part.end_in_file();
         let mut stream = self.while_connected(registry.open_range(remote, range))?;
         fetched.senders.push(Arc::clone(stream.sender()));
         let taken = loop {

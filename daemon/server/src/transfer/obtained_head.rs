@@ -15,7 +15,7 @@ use super::two_copies::Senders;
 use super::{Job, TransferError};
 
 #[derive(Debug)]
-pub(super) struct Start {
+pub(super) struct ObtainedHead {
     pub(super) head: Head,
     /// The known parts of the file, each with its offset.
     pub(super) parts: Vec<(u64, Vec<u8>)>,
@@ -24,7 +24,7 @@ pub(super) struct Start {
     pub(super) has_reused_head: bool,
 }
 
-impl Start {
+impl ObtainedHead {
     /// Reads the head from an earlier transfer, or reuses that of the similar file `near` where samples agree, or
     /// downloads it.
     pub(super) fn new(
@@ -33,17 +33,17 @@ impl Start {
         partial: &PartialFile,
         near: Option<&Recipe>,
     ) -> Result<Self, TransferError> {
-        if let Some(start) = Self::without_header(job) {
-            return start;
+        if let Some(obtained) = Self::without_header(job) {
+            return obtained;
         }
         let known = partial.claimed_bytes().min(MAX_HEADER_BYTES);
         job.count_header(usize::try_from(known).unwrap_or(usize::MAX))?;
         let bytes = partial.head(MAX_HEADER_BYTES);
         if bytes.is_empty()
             && let Some(similar) = near
-            && let Some(start) = Self::reused(job, store, similar)?
+            && let Some(obtained) = Self::reused(job, store, similar)?
         {
-            return Ok(start);
+            return Ok(obtained);
         }
         Self::continuing(job, bytes)
     }
@@ -55,13 +55,13 @@ impl Start {
             // An earlier transfer has begun the second copy.
             return Self::new(job, store, partial, None);
         }
-        let start = Self::without_header(job).unwrap_or_else(|| Self::continuing(job, Vec::new()));
-        match start {
+        let obtained = Self::without_header(job).unwrap_or_else(|| Self::continuing(job, Vec::new()));
+        match obtained {
             Err(TransferError::Format(error)) => {
                 tracing::debug!("{}: invalid head: {error}", job.file.label());
                 Ok(Self { parts: Vec::new(), ..Self::new(job, store, partial, None)? })
             }
-            start => start,
+            obtained => obtained,
         }
     }
 
@@ -83,7 +83,7 @@ impl Start {
                 let (registry, file) = (job.registry.with_fresh_connections(), job.file.avoiding([]));
                 Self::fetched(&Job { registry: &registry, file: &file, ..job.clone() }, Vec::new())
             }
-            start => start,
+            obtained => obtained,
         }
     }
 

@@ -25,7 +25,7 @@ const MAX_MODELS: usize = 20_000;
 const MAX_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Default)]
-pub(crate) struct Record {
+pub(crate) struct ImportedModels {
     /// `None` without a home directory; then nothing is remembered.
     path: Option<PathBuf>,
     models: BTreeMap<Digest, Entry>,
@@ -97,7 +97,7 @@ pub(crate) fn state_folder() -> Option<PathBuf> {
     (owner == 0 || owner == rustix::process::geteuid().as_raw()).then_some(state)
 }
 
-impl Record {
+impl ImportedModels {
     /// Reads the record of this user.
     pub(crate) fn load() -> Self {
         state_folder().map_or_else(Self::default, |state| Self::load_from(state.join("imported-models.json")))
@@ -195,14 +195,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (file, path) = (folder.path().join("a"), folder.path().join("state/record.json"));
         fs::write(&file, "one").unwrap();
-        let mut record = Record::load_from(path.clone());
+        let mut record = ImportedModels::load_from(path.clone());
         settled();
         record.add(key("a", &file), &imported(b"early"));
         assert_eq!(record.get(key("a", &file)), None, "it changed just before the record was loaded");
-        let mut record = Record::load_from(path.clone());
+        let mut record = ImportedModels::load_from(path.clone());
         record.add(key("a", &file), &imported(b"manifest"));
         record.save().unwrap();
-        let record = Record::load_from(path);
+        let record = ImportedModels::load_from(path);
         let read = ReadModel { manifest: Digest::of(b"manifest"), tensor_count: 7 };
         assert_eq!(record.get(key("a", &file)), Some(read));
         assert_eq!(fs::read_dir(folder.path().join("state")).unwrap().count(), 1);
@@ -220,10 +220,10 @@ mod tests {
         for text in ["", "{", r#"{"version":1,"models":[]}"#, r#"{"version":2,"models":[["a","b",1]]}"#, "[]"]
         {
             fs::write(&path, text).unwrap();
-            assert!(Record::load_from(path.clone()).models.is_empty(), "{text}");
+            assert!(ImportedModels::load_from(path.clone()).models.is_empty(), "{text}");
         }
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        assert!(Record::load_from(path).models.is_empty());
+        assert!(ImportedModels::load_from(path).models.is_empty());
     }
 }

@@ -5,13 +5,13 @@ use blobd_store_format::recipe::{Piece, Recipe};
 
 /// A range of a file that is a range of a blob. All numbers are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct BlobPart {
     pub(super) offset_in_file: u64,
     pub(super) offset_in_blob: u64,
     pub(super) length: u64,
 }
 
-impl Place {
+impl BlobPart {
     pub(super) const fn whole(size: u64) -> Self {
         Self { offset_in_file: 0, offset_in_blob: 0, length: size }
     }
@@ -23,34 +23,34 @@ impl Place {
 
 /// The ranges of a split file that together contain the whole blob, in the order of the blob and as few as
 /// possible. Empty if the file does not contain all of it.
-pub(super) fn places(recipe: &Recipe, blob: Digest) -> Vec<Place> {
-    let place = |(offset_in_file, piece): (u64, &Piece)| match *piece {
+pub(super) fn parts_of_blob(recipe: &Recipe, blob: Digest) -> Vec<BlobPart> {
+    let part = |(offset_in_file, piece): (u64, &Piece)| match *piece {
         Piece::Blob { blob: other, offset: offset_in_blob, length } if other == blob => {
-            Some(Place { offset_in_file, offset_in_blob, length })
+            Some(BlobPart { offset_in_file, offset_in_blob, length })
         }
         _ => None,
     };
-    let mut found: Vec<Place> = recipe.pieces().with_offsets().filter_map(place).collect();
-    found.sort_by_key(|place| (place.offset_in_blob, place.length));
-    let end = found.iter().map(|place| place.offset_in_blob.saturating_add(place.length)).max();
+    let mut found: Vec<BlobPart> = recipe.pieces().with_offsets().filter_map(part).collect();
+    found.sort_by_key(|part| (part.offset_in_blob, part.length));
+    let end = found.iter().map(|part| part.offset_in_blob.saturating_add(part.length)).max();
     covering(&found, recipe.shared_blobs().get(&blob).copied().or(end).unwrap_or_default())
 }
 
 /// Joins adjacent ranges and drops repeated ones: a file may contain a tensor twice. Empty if they are not a whole blob
 /// of `size` bytes.
-fn covering(places: &[Place], size: u64) -> Vec<Place> {
-    let mut covering: Vec<Place> = Vec::new();
+fn covering(parts: &[BlobPart], size: u64) -> Vec<BlobPart> {
+    let mut covering: Vec<BlobPart> = Vec::new();
     let mut covered = 0;
-    for place in places {
-        if place.offset_in_blob != covered {
+    for part in parts {
+        if part.offset_in_blob != covered {
             continue;
         }
-        covered = covered.saturating_add(place.length);
+        covered = covered.saturating_add(part.length);
         match covering.last_mut() {
-            Some(last) if last.end_in_file() == place.offset_in_file => {
-                last.length = last.length.saturating_add(place.length);
+            Some(last) if last.end_in_file() == part.offset_in_file => {
+                last.length = last.length.saturating_add(part.length);
             }
-            _ => covering.push(*place),
+            _ => covering.push(*part),
         }
     }
     if covered == size { covering } else { Vec::new() }
@@ -71,8 +71,8 @@ mod tests {
     }
 
     fn found(pieces: &[(&[u8], u64, u64)]) -> Vec<(u64, u64, u64)> {
-        let places = places(&recipe(pieces), Digest::of(b"t"));
-        places.iter().map(|place| (place.offset_in_file, place.offset_in_blob, place.length)).collect()
+        let parts = parts_of_blob(&recipe(pieces), Digest::of(b"t"));
+        parts.iter().map(|part| (part.offset_in_file, part.offset_in_blob, part.length)).collect()
     }
 
     #[test]
@@ -104,7 +104,7 @@ mod tests {
         let of_size = |size| {
             let shared = [(Digest::of(b"t"), size)].into();
             let recipe = recipe(&[(b"h", 0, 100), (b"t", 0, 64)]).sharing(shared).unwrap();
-            places(&recipe, Digest::of(b"t")).len()
+            parts_of_blob(&recipe, Digest::of(b"t")).len()
         };
         assert_eq!((of_size(64), of_size(128)), (1, 0));
     }
