@@ -72,6 +72,8 @@ pub struct Chosen {
     pub listed: usize,
     /// The number of files without weights that are pulled too, if the model is a folder.
     pub beside: Option<usize>,
+    /// What the user should know about files that are left out, or stored whole because a pattern includes them.
+    pub notes: Vec<String>,
 }
 
 /// A file that was chosen.
@@ -267,8 +269,8 @@ impl RemoteFile {
         self.name.as_deref()
     }
 
-    /// Whether a file with tensors must have a known format: because it has no digest to check, because of its name, or
-    /// because it comes from the hub's registry, which serves no other files.
+    /// Whether a file with tensors must have a known format: because it has no digest to check, not even git's, because of
+    /// its name, or because it comes from the hub's registry, which serves no other files.
     pub fn must_have_known_format(&self) -> bool {
         let is_announced = match &self.place {
             Location::Layer(reference) => {
@@ -276,7 +278,7 @@ impl RemoteFile {
             }
             Location::Web(_) => self.name().is_some_and(|name| FileFormat::split_name(name).is_some()),
         };
-        self.digest.is_none() || is_announced
+        (self.digest.is_none() && self.git_id.is_none()) || is_announced
     }
 
     pub const fn size(&self) -> u64 {
