@@ -189,6 +189,9 @@ pub struct ChosenFiles {
     /// How many files without weights are pulled too, if the model is a folder of files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beside: Option<u64>,
+    /// What the user should know about files that are left out, or stored whole because a pattern includes them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// A file that was chosen.
@@ -384,7 +387,8 @@ mod tests {
             component: (*component).to_owned(),
             path: (*path).to_owned(),
         };
-        ChosenFiles { files: files.iter().map(file).collect(), listed, beside: None }.to_string()
+        ChosenFiles { files: files.iter().map(file).collect(), listed, beside: None, notes: Vec::new() }
+            .to_string()
     }
 
     #[test]

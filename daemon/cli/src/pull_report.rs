@@ -26,7 +26,9 @@ pub(super) fn plan(plan: &PullPlan) -> String {
 }
 
 pub(super) fn chosen_line(chosen: Option<&ChosenFiles>) -> String {
-    chosen.map_or_else(String::new, |chosen| format!("{}\n", printable(&chosen.to_string())))
+    let Some(chosen) = chosen else { return String::new() };
+    let notes = chosen.notes.iter().map(|note| format!("note: {}\n", printable(note)));
+    format!("{}\n", printable(&chosen.to_string())) + &notes.collect::<String>()
 }
 
 /// Empty if the pull fits as it is.

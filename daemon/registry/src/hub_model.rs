@@ -260,6 +260,7 @@ impl Hub<'_> {
             files: self.chosen(choice).map(file).collect(),
             listed: self.listed.gguf().count(),
             beside: None,
+            notes: Vec::new(),
         }
     }
 

@@ -95,6 +95,11 @@ impl FolderFault {
         }
     }
 
+    /// Whether it says what the choice of files does with some of them, and not what is wrong with the folder.
+    pub const fn is_of_selection(&self) -> bool {
+        matches!(self, Self::WeightsLeftOut { .. } | Self::StoredWhole { .. })
+    }
+
     /// Whether no program can load the model. The others are for the user to know.
     pub const fn is_fatal(&self) -> bool {
         match self {

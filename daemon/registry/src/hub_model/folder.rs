@@ -80,10 +80,14 @@ impl Hub<'_> {
             path: file.path.clone(),
         };
         let files_of_weights = weights.iter().map(chosen).collect();
+        let listed = self.listed.weights().count();
+        // The other faults are found again once the contents of the indexes are known.
+        let notes = plan.faults().iter().filter(|fault| fault.is_of_selection());
+        let notes = notes.map(ToString::to_string).collect();
         Ok(RemoteModel::Files {
             files,
             origin: origin.map(|file| file.to_string()),
-            chosen: Some(Chosen { files: files_of_weights, listed: self.listed.weights().count(), beside }),
+            chosen: Some(Chosen { files: files_of_weights, listed, beside, notes }),
         })
     }
 

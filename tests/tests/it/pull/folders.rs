@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use blobd_store_format::git_id::GitId;
-use blobd_tests::command::Run;
+use blobd_tests::command::{Blobd, Run};
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::{check_blobs, check_empty};
@@ -89,6 +89,8 @@ fn repository_without_gguf_is_pulled_as_a_folder() {
     for result in [&plan, &done] {
         assert_eq!(result["chosen"]["beside"], 3, "{result}");
         assert_eq!(result["chosen"]["files"].as_array().unwrap().len(), 2, "{result}");
+        let note = result["chosen"]["notes"][0].as_str().unwrap();
+        assert!(note.starts_with("onnx/model.onnx, pytorch_model.bin: left out: pickles"), "{result}");
     }
     assert_eq!(paths(&commands, NAME), TAKEN);
     check_export(&commands, NAME, &TAKEN, &files());
@@ -131,8 +133,13 @@ fn repository_of_pickles_is_refused_with_the_option_that_stores_them() {
     let (_registry, commands) = hub(&pickles);
     let error = commands.run(&["pull", NAME]).exits_with(3).error();
     assert!(error.hint.unwrap().contains("`--include '*'` stores all its files whole"));
+    let note = "pytorch_model.bin: stored whole, as a pattern includes it: no tensor of it is shared";
+    let blobd = Blobd::at_root(&commands.root());
+    let plan = ["pull", NAME, "--include", "*", "--dry-run", "--config", commands.config()];
+    let plan = blobd.run(plan).succeeds().text();
+    assert!(plan.contains(&format!("note: {note}\n")), "{plan}");
     let done = last_line(commands.run(&["pull", NAME, "--include", "*"]));
-    assert_eq!(done["status"], "success");
+    assert_eq!((&done["status"], &done["chosen"]["notes"]), (&json!("success"), &json!([note])));
 }
 
 #[test]

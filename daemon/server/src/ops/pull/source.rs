@@ -226,7 +226,7 @@ pub(super) fn layers(source: &PullSource, published: &PublishedModel) -> Vec<Rem
 /// The files that were chosen of a repository, for the client.
 pub(super) fn chosen_files(remote: &RemoteModel) -> Option<ChosenFiles> {
     let (RemoteModel::Published(PublishedModel { chosen, .. }) | RemoteModel::Files { chosen, .. }) = remote;
-    let Chosen { files, listed, beside } = chosen.as_ref()?;
+    let Chosen { files, listed, beside, notes } = chosen.as_ref()?;
     let files = files.iter().map(|file| ChosenFile {
         component: file.media_type.component().to_owned(),
         path: file.path.clone(),
@@ -235,6 +235,7 @@ pub(super) fn chosen_files(remote: &RemoteModel) -> Option<ChosenFiles> {
         files: files.collect(),
         listed: *listed as u64,
         beside: beside.map(|beside| beside as u64),
+        notes: notes.clone(),
     })
 }
 
