@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use blobd_client::paths::default_config;
+use blobd_client::paths::{default_config, expanded};
 use blobd_registry::credentials::{CredentialFile, CredentialPolicy, DockerHelpers, Secret};
 use blobd_store_format::source::without_userinfo;
 use serde::Deserialize;
@@ -39,8 +39,10 @@ impl CredentialsConfig {
         let home = variable("HOME");
         let at_home = |name: &str| home.as_ref().map(|home| home.join(name));
         let docker = variable("DOCKER_CONFIG").or_else(|| at_home(".docker"));
-        let cache = variable("XDG_CACHE_HOME").or_else(|| at_home(".cache"));
-        let hugging_face = variable("HF_HOME").or_else(|| cache.map(|cache| cache.join("huggingface")));
+        let hub_variable =
+            |name: &str| variable(name).map(|path| expanded(path, |name| std::env::var_os(name)));
+        let cache = hub_variable("XDG_CACHE_HOME").or_else(|| at_home(".cache"));
+        let hugging_face = hub_variable("HF_HOME").or_else(|| cache.map(|cache| cache.join("huggingface")));
         let token = std::env::var("HF_TOKEN").ok().filter(|token| !token.trim().is_empty());
         CredentialPolicy {
             file: self.file(config),
@@ -50,7 +52,7 @@ impl CredentialsConfig {
                 false => DockerHelpers::Ignored,
             },
             hugging_face_token: token.map(|token| Secret::new(token.trim())),
-            hugging_face_file: variable("HF_TOKEN_PATH")
+            hugging_face_file: hub_variable("HF_TOKEN_PATH")
                 .or_else(|| hugging_face.map(|home| home.join("token"))),
             ollama_key: at_home(".ollama/id_ed25519"),
             ollama_key_hosts: self.ollama_key_hosts.clone(),
