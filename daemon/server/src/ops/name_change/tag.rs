@@ -5,12 +5,15 @@ use std::sync::Arc;
 use blobd_client::protocol::naming::{NameEffects, Pinned, Renamed, Tagged};
 use blobd_client::protocol::request::{ImportOrigin, PinParams, RenameParams, TagParams};
 use blobd_store::{NameOrigin, Store, Verb};
+use blobd_store_format::derived_name::DerivedName;
+use blobd_store_format::reference::Reference;
 
 use super::{Leftover, NameChange, Named, TargetName, origin_record};
 use crate::ops::{CallerPolicy, OpError};
 use crate::requester::Requester;
 
-/// Points `target` at the manifest of `source`. Copies no data.
+/// Points `target` at the manifest of `source`. Copies no data. A name in another program's store is not the user's choice: it
+/// is made distinct from that of another model.
 ///
 /// # Errors
 /// Those of [`Names::check_name`](blobd_store::Names::check_name) if `target` is another model and `force` is not set;
@@ -22,7 +25,12 @@ pub fn tag(
     params: &TagParams,
 ) -> Result<Tagged, OpError> {
     NameChange::run(store, Leftover::Nothing, || {
-        let target = TargetName::given(&params.target)?;
+        let given = TargetName::given(&params.target)?;
+        let is_of_program = params.origin.as_ref().is_some_and(|origin| origin.program.is_some());
+        let target = match is_of_program && !params.force {
+            true => TargetName::Derived(DerivedName::from_program(params.target.clone())),
+            false => given,
+        };
         let cause = format!("tag {}", params.target.short());
         let change = NameChange::new(store, requester, Verb::Tag, cause).replacing(params.force);
         let (model, lease) = change.stored_model(&params.source, policy, Some(&params.target))?;
@@ -36,7 +44,8 @@ pub fn tag(
             None => store.names().name_origin(&model.reference, digest).for_copy(),
         };
         let ingest = change.begin_without_data(lease)?.with_name_origin(origin);
-        let named = change.commit(ingest, target, &model.manifest, None, |_name| true)?;
+        let is_allowed = |name: &Reference| policy.check_stored(store, &model, Some(name)).is_ok();
+        let named = change.commit(ingest, target, &model.manifest, None, is_allowed)?;
         let Named { name, unchanged, effects, .. } = named;
         Ok(Tagged { name, digest, unchanged, effects })
     })
