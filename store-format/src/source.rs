@@ -102,6 +102,26 @@ impl PullSource {
         }
     }
 
+    /// Whether both are from one repository at Hugging Face, at any commit and whatever their files are called, or are
+    /// [the same model](Self::is_same_model) elsewhere.
+    pub fn is_same_repository(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Hub(one), Self::Hub(other)) => one.repository() == other.repository(),
+            _ => self.is_same_model(other),
+        }
+    }
+
+    /// Whether both are files of one commit of a repository at Hugging Face.
+    pub fn is_same_commit(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Hub(one), Self::Hub(other)) => {
+                let is_fixed = one.is_fixed() && one.revision() == other.revision();
+                is_fixed && one.repository() == other.repository()
+            }
+            _ => false,
+        }
+    }
+
     /// Where a newer version of the model would be: at the same place, but not at a fixed commit. `None` if the
     /// source is fixed to a digest.
     pub fn latest(&self) -> Option<Self> {

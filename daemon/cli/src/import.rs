@@ -311,9 +311,11 @@ fn import_list(
     let reading = once.begin(model.identities());
     let listed: Vec<Option<Identity>> = model.paths().into_iter().map(|(_, listed)| listed).collect();
     let file = |(file, listed): (&ModelFile, &Option<Identity>)| {
-        let digest = listed.and_then(|listed| reading.digest(listed));
+        let noted = model.noted_digest(file);
+        let read = listed.and_then(|listed| reading.digest(listed));
+        let read = read.filter(|read| noted.is_none_or(|noted| noted == *read));
         let (path, size, component) = (file.path.clone(), file.size, file.component);
-        ImportFile { path, size, component, digest, was_read: digest.is_some() }
+        ImportFile { path, size, component, digest: read.or(noted), was_read: read.is_some() }
     };
     let request = ImportParams {
         name: params.name.clone(),

@@ -83,6 +83,12 @@ impl Identity {
         self.changed
     }
 
+    /// When the content last changed, in seconds.
+    pub(crate) fn modified_seconds(&self) -> f64 {
+        let (seconds, nanoseconds) = self.modified;
+        seconds as f64 + nanoseconds as f64 / 1e9
+    }
+
     /// Whether this is the same file with the same content. Its rights and its links may differ.
     pub(crate) fn is_content_of(&self, other: &Self) -> bool {
         Self { changed: other.changed, ..*self } == *other

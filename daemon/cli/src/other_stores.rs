@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use blobd_client::paths::expanded;
 use blobd_store_format::model_folder::Selection;
 
 use self::folders::Layout;
@@ -15,6 +16,7 @@ use crate::local_folder::Links;
 use crate::{ErrorBody, ErrorCode, Reference, usage};
 
 mod boundary;
+mod claims;
 mod file_list;
 mod folders;
 mod found_model;
@@ -28,6 +30,7 @@ mod ramalama;
 mod registry_stores;
 mod removal;
 
+pub(super) use claims::downloaded_digest;
 pub(super) use found_model::{FoundFile, FoundModel};
 pub(super) use imported_models::{ImportedModels, ModelKey, ReadModel, state_folder};
 pub(super) use plan::{FoundModels, ModelState, Plan, PlannedModel, StoredModels, table};
@@ -293,6 +296,11 @@ fn make_distinct(models: &mut [FoundModel]) {
 /// A path in a variable of the environment.
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// A path in a variable that the hub's libraries, or other programs in Python, expand.
+fn python_variable(name: &str) -> Option<PathBuf> {
+    variable(name).map(|path| expanded(path, |name| std::env::var_os(name)))
 }
 
 fn home() -> Option<PathBuf> {

@@ -12,6 +12,7 @@ use blobd_tests::store_dir::{check_blobs, check_empty, flip_byte};
 use serde_json::{Value as Json, json};
 
 mod cache;
+mod names;
 
 use cache::{COMMIT, Cache};
 

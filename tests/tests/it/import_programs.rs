@@ -17,6 +17,8 @@ use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 use serde_json::{Value as Json, json};
 
+mod claims;
+
 /// A folder in which programs keep their models.
 struct Home(PathBuf);
 

@@ -237,20 +237,50 @@ fn execute(
     batch.finish_with("imported", more, ["models was not imported", "models were not imported"])
 }
 
-/// Models that share their largest file follow each other, so that it is read once, or stored once. Those that are left out
-/// are in none.
+/// Models follow each other in the order of the list if they share their largest file, so that it is read once, and if they
+/// would get the same name, so that the first gets it. Those that are left out are in no job.
 fn jobs(models: &[&PlannedModel]) -> Vec<Vec<usize>> {
-    let (mut jobs, mut places) = (Vec::<Vec<usize>>::new(), BTreeMap::new());
+    let (mut by_file, mut by_name, mut jobs) = (BTreeMap::new(), BTreeMap::new(), Jobs::default());
     let imported = models.iter().enumerate().filter(|(_, model)| model.state() != ModelState::LeftOut);
     for (number, model) in imported {
-        let largest = model.found.largest_file();
-        let place = largest.map_or(jobs.len(), |file| *places.entry(file).or_insert(jobs.len()));
-        match jobs.get_mut(place) {
-            Some(job) => job.push(number),
-            None => jobs.push(vec![number]),
+        let name = model.target().map(|target| target.short().to_lowercase());
+        let of_file = model.found.largest_file().map(|file| *by_file.entry(file).or_insert(number));
+        let of_name = name.map(|name| *by_name.entry(name).or_insert(number));
+        jobs.add(number, of_file.into_iter().chain(of_name));
+    }
+    jobs.into_lists()
+}
+
+/// Numbers that are in one list with certain earlier ones.
+#[derive(Debug, Default)]
+struct Jobs {
+    /// The number itself if it is the first of its list, else an earlier one of the list.
+    earlier: BTreeMap<usize, usize>,
+}
+
+impl Jobs {
+    fn add(&mut self, number: usize, with: impl Iterator<Item = usize>) {
+        self.earlier.insert(number, number);
+        for other in with {
+            let (one, other) = (self.first(number), self.first(other));
+            self.earlier.insert(one.max(other), one.min(other));
         }
     }
-    jobs
+
+    fn first(&self, mut number: usize) -> usize {
+        while let Some(earlier) = self.earlier.get(&number).filter(|earlier| **earlier != number) {
+            number = *earlier;
+        }
+        number
+    }
+
+    fn into_lists(self) -> Vec<Vec<usize>> {
+        let mut lists: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for number in self.earlier.keys() {
+            lists.entry(self.first(*number)).or_default().push(*number);
+        }
+        lists.into_values().collect()
+    }
 }
 
 /// Imports the models of a plan.
@@ -359,5 +389,21 @@ impl Work<'_> {
 
     fn force(&self, model: &PlannedModel) -> bool {
         self.request.force || model.is_update
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_with_common_ones_are_in_one_list() {
+        let mut jobs = Jobs::default();
+        for (number, with) in
+            [(0, vec![]), (1, vec![]), (2, vec![0]), (4, vec![1]), (7, vec![4, 2]), (8, vec![8])]
+        {
+            jobs.add(number, with.into_iter());
+        }
+        assert_eq!(jobs.into_lists(), [vec![0, 1, 2, 4, 7], vec![8]]);
     }
 }

@@ -17,8 +17,8 @@ use super::related_files::{LocalSidecar, ModelFile, shards_of, sidecars_of};
 use super::{gguf_folder, open, with_folders};
 use crate::batch::located;
 use crate::local_folder::{Folder, Identity, Links};
-use crate::other_stores::is_hub_cache;
-use crate::{ErrorBody, ErrorCode, file_error};
+use crate::other_stores::{downloaded_digest, is_hub_cache};
+use crate::{Digest, ErrorBody, ErrorCode, file_error};
 
 /// A path and the model that was found there, or why none was found.
 pub(super) type PathModel = (PathBuf, Result<Planned, ErrorBody>);
@@ -253,6 +253,14 @@ impl ListedModel {
     /// The files that were listed in a folder.
     pub(super) fn identities(&self) -> Vec<Identity> {
         self.paths().into_iter().filter_map(|(_, listed)| listed).collect()
+    }
+
+    /// The SHA-256 that a file must have, because the hub's library has noted it when it downloaded the file.
+    pub(super) fn noted_digest(&self, file: &ModelFile) -> Option<Digest> {
+        match &self.base {
+            BaseFolder::Folder(folder) => downloaded_digest(folder, &file.source),
+            BaseFolder::Beside(_) => None,
+        }
     }
 
     /// An error that says where the file is that it is about.

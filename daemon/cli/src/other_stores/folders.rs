@@ -12,10 +12,11 @@ use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::file_type::quantization_bits;
 use blobd_store_format::model_folder::is_never_taken;
 
+use super::claims::{self, Claims};
 use super::file_list::FileList;
 use super::found_model::{FoundFile, FoundModel, Problem, not_of_folder};
-use super::jan::{self, Claims};
-use super::{ScanOptions, home, variable};
+use super::jan;
+use super::{ScanOptions, home, python_variable};
 use crate::local_folder::Folder;
 use crate::{ErrorBody, Reference};
 
@@ -26,13 +27,8 @@ pub(super) struct Layout {
     prefix: &'static str,
     /// The model that a file belongs to, by the parts of the file's path.
     place: fn(&[&str]) -> Option<DepthAndName>,
-    /// What the program says about the files.
+    /// What the program says about the files, or the hub's library if that has downloaded them.
     claims: fn(&Folder) -> Claims,
-}
-
-/// For a program that says nothing about its files.
-fn no_claims(_folder: &Folder) -> Claims {
-    Claims::default()
 }
 
 impl Layout {
@@ -55,7 +51,7 @@ pub(super) type DepthAndName = (usize, String);
 /// `PUBLISHER/REPOSITORY/FILE`; files elsewhere are not its models.
 pub(super) const LM_STUDIO: Layout = Layout {
     prefix: "lmstudio",
-    claims: no_claims,
+    claims: claims::downloaded,
     place: |parts| match parts {
         [publisher, repository, _, ..] => Some((2, format!("{publisher}/{repository}"))),
         _ => None,
@@ -75,7 +71,7 @@ pub(super) const JAN: Layout = Layout {
 
 pub(super) const GPT4ALL: Layout = Layout {
     prefix: "gpt4all",
-    claims: no_claims,
+    claims: claims::downloaded,
     place: |parts| if let [file] = parts { Some(flat(file)) } else { None },
 };
 
@@ -83,7 +79,7 @@ pub(super) const GPT4ALL: Layout = Layout {
 /// `hub/OWNER/NAME/FILE`. Dots in a name are written as `___`.
 pub(super) const MODEL_SCOPE: Layout = Layout {
     prefix: "modelscope",
-    claims: no_claims,
+    claims: claims::downloaded,
     place: |parts| {
         let name = |name: &str| name.replace("___", ".");
         match parts {
@@ -98,7 +94,7 @@ pub(super) const MODEL_SCOPE: Layout = Layout {
 
 pub(super) const EXO: Layout = Layout {
     prefix: "exo",
-    claims: no_claims,
+    claims: claims::of_exo,
     place: |parts| match parts {
         [repository, _, ..] => Some((1, repository.replace("--", "/"))),
         _ => None,
@@ -107,7 +103,7 @@ pub(super) const EXO: Layout = Layout {
 
 pub(super) const TEXT_GENERATION_WEBUI: Layout = Layout {
     prefix: "text-generation-webui",
-    claims: no_claims,
+    claims: claims::downloaded,
     place: |parts| match parts {
         [file] => Some(flat(file)),
         [folder, ..] => Some((1, (*folder).to_owned())),
@@ -173,9 +169,12 @@ pub(super) fn models(
         };
         let key = (depth, format!("{place}/{name}"));
         let (_, list) = lists.entry(key).or_insert_with(|| (place.clone(), list()));
-        let certain = claims.digests.get(path).copied();
-        let claimed = |file| FoundFile { claimed: certain, certain, ..file };
-        list.add(rest.join("/"), file(&folder, path, rest.join("/")).map(claimed));
+        let found = file(&folder, path, rest.join("/"));
+        let checked = |file| match claims.files.get(path) {
+            Some((claim, list)) => claim.check(file, list),
+            None => Ok(file),
+        };
+        list.add(rest.join("/"), found.and_then(checked));
         if let Some(elsewhere) = claims.elsewhere.get(path) {
             list.leave_out(elsewhere);
         }
@@ -235,12 +234,12 @@ pub(super) fn gpt4all_places() -> Vec<PathBuf> {
 
 pub(super) fn model_scope_places() -> Vec<PathBuf> {
     let own = super::cache_home().map(|cache| cache.join("modelscope"));
-    variable("MODELSCOPE_CACHE").into_iter().chain(own).collect()
+    python_variable("MODELSCOPE_CACHE").into_iter().chain(own).collect()
 }
 
 pub(super) fn exo_places() -> Vec<PathBuf> {
     let own = super::data_home().map(|data| data.join("exo/models"));
-    variable("EXO_MODELS_DIR").into_iter().chain(own).collect()
+    python_variable("EXO_MODELS_DIR").into_iter().chain(own).collect()
 }
 
 pub(super) fn text_generation_webui_places() -> Vec<PathBuf> {

@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use blobd_client::protocol::request::SidecarComponent;
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::git_id::{GitHasher, GitId};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::source::PullSource;
@@ -94,6 +95,22 @@ impl FoundModel {
         let paths = self.entries.iter().chain(self.files.iter().map(|file| &file.source));
         let written = || paths.filter_map(|path| path.metadata().and_then(|file| file.modified()).ok()).max();
         self.named.or_else(written)
+    }
+
+    /// Whether it consists of GGUF files, and is not a folder.
+    pub(super) fn is_gguf(&self) -> bool {
+        self.files.iter().all(|file| FileFormat::GGUF.stem_of(&file.path).is_some())
+    }
+
+    /// Whether both are one model, as far as that is known without reading them.
+    pub(super) fn is_same_content(&self, other: &Self) -> bool {
+        let manifest = |model: &Self| model.manifest.as_ref().map(Manifest::digest);
+        let is_same = |(own, other): (&FoundFile, &FoundFile)| {
+            own.component == other.component && own.claimed.is_some() && own.claimed == other.claimed
+        };
+        let (own, others) = (&self.files, &other.files);
+        let has_same_files = || own.len() == others.len() && own.iter().zip(others).all(is_same);
+        manifest(self) == manifest(other) && (self.has_files_of(other) || has_same_files())
     }
 
     pub(crate) fn largest_file(&self) -> Option<Identity> {

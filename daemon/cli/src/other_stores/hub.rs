@@ -17,9 +17,10 @@ use blobd_store_format::source::{HubFile, PullSource};
 use serde::Deserialize;
 
 use super::boundary::Boundary;
+use super::claims::Claim;
 use super::file_list::FileList;
 use super::found_model::{FoundFile, FoundModel, Problem};
-use super::{ScanOptions, cache_home, read_small, variable};
+use super::{ScanOptions, cache_home, python_variable, read_small};
 use crate::output::counted;
 use crate::{ErrorBody, file_error};
 
@@ -46,9 +47,10 @@ const MAX_DEPTH: usize = 16;
 
 /// Where the cache may be, in the order in which huggingface_hub looks for it.
 pub(super) fn default_folders() -> Vec<PathBuf> {
-    let set = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"].into_iter().filter_map(variable);
-    let home = variable("HF_HOME").map(|home| home.join("hub"));
-    let own = cache_home().map(|cache| cache.join("huggingface/hub"));
+    let set = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"].into_iter().filter_map(python_variable);
+    let home = python_variable("HF_HOME").map(|home| home.join("hub"));
+    let cache = python_variable("XDG_CACHE_HOME").or_else(cache_home);
+    let own = cache.map(|cache| cache.join("huggingface/hub"));
     set.chain(home).chain(own).collect()
 }
 
@@ -307,7 +309,7 @@ impl Snapshot {
         let list = repository.join("trees").join(format!("{}.json", commit.id));
         let tree = read_tree(&list);
         for (path, listed) in tree.iter().flat_map(|tree| &tree.files) {
-            files.check(path, |file| listed.check(file, &list));
+            files.check(path, |file| listed.claim().check(file, &list));
         }
         let repository = name.split_once('/').map_or(name, |(_host, repository)| repository).to_owned();
         Ok(Self { files, tree, repository, commit: commit.id.clone(), revisions: commit.revisions.clone() })
@@ -327,14 +329,11 @@ impl Snapshot {
     }
 
     fn models(&self, is_source: bool, selection: &Selection) -> Vec<FoundModel> {
-        let is_folder = |model: &FoundModel| {
-            model.files.iter().any(|file| FileFormat::GGUF.stem_of(&file.path).is_none())
-        };
         let mut models = self.files.models(selection);
-        for folder in models.iter_mut().filter(|model| is_folder(model)) {
+        for folder in models.iter_mut().filter(|model| !model.is_gguf()) {
             folder.notes.extend(self.missing_files(selection));
         }
-        let is_gguf = |model: &FoundModel| model.problem.is_none() && !is_folder(model);
+        let is_gguf = |model: &FoundModel| model.problem.is_none() && model.is_gguf();
         if models.iter().all(is_gguf)
             && let Some(first) = models.first_mut()
         {
@@ -387,28 +386,10 @@ impl TreeFile {
         self.lfs_size.unwrap_or(self.size)
     }
 
-    /// Compares a file with what the list says about it, and adds the digests that its content must have.
-    fn check(&self, file: FoundFile, list: &Path) -> Result<FoundFile, Problem> {
-        let wrong = |what: String| Problem::new(&file.source, what);
-        let list = list.display();
-        if self.content_size() != file.size {
-            let (expected, found) = (self.content_size(), file.size);
-            return Err(wrong(format!("wrong size: expected {expected} bytes by {list}, found {found}")));
-        }
+    fn claim(&self) -> Claim {
         let digest = self.lfs_sha256.as_deref().and_then(|hex| Digest::from_hex(hex).ok());
         let git_id = self.blob_id.as_deref().and_then(|id| id.parse().ok()).filter(|_| digest.is_none());
-        if let Some((expected, found)) = digest.zip(file.certain).filter(|(listed, own)| listed != own) {
-            return Err(wrong(format!(
-                "wrong digest: expected {expected} by {list}, found a link to {found}"
-            )));
-        }
-        if let Some((expected, found)) = git_id.zip(file.git_id).filter(|(listed, own)| listed != own) {
-            return Err(wrong(format!(
-                "wrong digest: expected the git object {expected} by {list}, found a link to {found}"
-            )));
-        }
-        let certain = digest.or(file.certain);
-        Ok(FoundFile { claimed: certain, certain, git_id: git_id.or(file.git_id), ..file })
+        Claim { size: Some(self.content_size()), digest, git_id }
     }
 }
 

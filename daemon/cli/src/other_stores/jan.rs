@@ -3,40 +3,34 @@
 //! A model may be a file elsewhere on the machine, which is its user's own. The files are found by their place, so
 //! `model.yml` only says what the content of a file must be, and which models are elsewhere.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use blobd_store_format::digest::Digest;
+use blobd_store_format::file_type::ShardName;
 
+use super::claims::{self, Claim, Claims};
 use crate::local_folder::Folder;
 
-/// What the lists of a folder say.
-#[derive(Debug, Default)]
-pub(super) struct Claims {
-    /// The digests of files, by their paths in the folder.
-    pub(super) digests: BTreeMap<String, Digest>,
-    /// The files of models that are elsewhere, by the paths of the lists.
-    pub(super) elsewhere: BTreeMap<String, PathBuf>,
-}
-
 const LIST: &str = "model.yml";
-/// The keys of a file and of its digest.
+/// The keys of a file and of its digest, the model first.
 const FILES: [(&str, &str); 2] = [("model_path", "model_sha256"), ("mmproj_path", "mmproj_sha256")];
 
 /// Reads the lists of all models. One that cannot be read says nothing.
 pub(super) fn claims(folder: &Folder) -> Claims {
-    const MAX_BYTES: u64 = 64 << 10;
-    let mut claims = Claims::default();
+    let mut claims = claims::downloaded(folder);
     let lists: Vec<&str> = folder.paths().filter(|path| path.rsplit('/').next() == Some(LIST)).collect();
     for list in lists {
-        let text = folder.read(list, MAX_BYTES).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-        let Some(text) = text else { continue };
-        for (path, digest) in FILES {
+        let Some(text) = claims::text(folder, list) else { continue };
+        let places =
+            FILES.map(|(path, _)| value(&text, path).and_then(|path| place(folder, Path::new(path))));
+        let size = model_size(folder, &text, &places);
+        for ((path, digest), (place, size)) in FILES.into_iter().zip(places.into_iter().zip([size, None])) {
             let Some(path) = value(&text, path).map(PathBuf::from) else { continue };
-            match place(folder, &path) {
+            match place {
                 Some(place) => {
                     let digest = value(&text, digest).and_then(|hex| Digest::from_hex(hex).ok());
-                    claims.digests.extend(digest.map(|digest| (place, digest)));
+                    let claim = Claim { size, digest, git_id: None };
+                    claims.add(place, claim, folder.path().join(list));
                 }
                 None if path.is_absolute() => {
                     claims.elsewhere.entry(list.to_owned()).or_insert(path);
@@ -46,6 +40,17 @@ pub(super) fn claims(folder: &Folder) -> Claims {
         }
     }
     claims
+}
+
+/// The size that the model's file must have. A list says that of all files of the model, with the projector; of shards, it
+/// may be that of the first.
+fn model_size(folder: &Folder, text: &str, [model, projector]: &[Option<String>; 2]) -> Option<u64> {
+    let model = model.as_ref().filter(|model| ShardName::from_path(model).is_none())?;
+    let size = |path: &str| folder.identity(path).ok().map(|file| file.size());
+    let listed = value(text, "size_bytes")?.parse::<u64>().ok()?;
+    let projector = projector.as_deref().and_then(size).unwrap_or_default();
+    let is_alone = size(model) == Some(listed);
+    Some(if is_alone { listed } else { listed.saturating_sub(projector) })
 }
 
 /// The path in the folder of a file that a list names by its path in Jan's data folder, or by its whole path.
@@ -68,6 +73,7 @@ fn value<'t>(yaml: &'t str, key: &str) -> Option<&'t str> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::fs;
 
     use super::*;
@@ -91,8 +97,22 @@ mod tests {
             "d",
             "model_path: llamacpp/models/ann/d/model.gguf\nmodel_sha256: unknown\nmmproj_path:\n".to_owned(),
         );
+        let sizes = "model_path: ann/e/model.gguf\nmmproj_path: ann/e/mmproj.gguf\nsize_bytes: 9\n";
+        list("e", sizes.to_owned());
+        fs::write(models.join("ann/e/mmproj.gguf"), "GGUF.").unwrap();
+        list("f", sizes.replace("ann/e", "ann/f").replace('9', "8"));
+        fs::write(models.join("ann/f/mmproj.gguf"), "GGUF.").unwrap();
         let claims = claims(&Folder::list(&models, Links::Inside).unwrap());
-        assert_eq!(claims.digests, [("ann/a/model.gguf".to_owned(), Digest::from_hex(&hex).unwrap())].into());
+        let said = claims.files.iter().map(|(path, (claim, _))| (path.as_str(), (claim.size, claim.digest)));
+        let expected = [
+            ("ann/a/model.gguf", (None, Digest::from_hex(&hex).ok())),
+            ("ann/d/model.gguf", (None, None)),
+            ("ann/e/mmproj.gguf", (None, None)),
+            ("ann/e/model.gguf", (Some(4), None)),
+            ("ann/f/mmproj.gguf", (None, None)),
+            ("ann/f/model.gguf", (Some(3), None)),
+        ];
+        assert_eq!(said.collect::<BTreeMap<_, _>>(), expected.into());
         let elsewhere = [("ann/b/model.yml".to_owned(), PathBuf::from("/elsewhere/b.gguf"))];
         assert_eq!(claims.elsewhere, elsewhere.into());
     }

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use blobd_client::protocol::request::SidecarComponent;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::file_type::ShardName;
 use blobd_store_format::model_folder::{Selection, is_never_taken};
 use blobd_store_format::source::PullSource;
 use serde::Deserialize;
 
+use super::claims::Claim;
 use super::file_list::FileList;
 use super::folders::{self, LLAMA_CPP};
 use super::found_model::{FoundFile, FoundModel, Problem, not_of_folder};
@@ -42,20 +42,29 @@ struct Manifest {
 #[derive(Deserialize)]
 struct RepositoryFile {
     rfilename: String,
+    size: Option<u64>,
     lfs: Option<Lfs>,
 }
 
 #[derive(Deserialize)]
 struct Lfs {
     sha256: Option<String>,
+    size: Option<u64>,
+}
+
+impl RepositoryFile {
+    fn claim(&self) -> Claim {
+        let lfs = self.lfs.as_ref();
+        let digest = lfs.and_then(|lfs| Digest::from_hex(lfs.sha256.as_deref()?).ok());
+        Claim { size: lfs.and_then(|lfs| lfs.size).or(self.size), digest, git_id: None }
+    }
 }
 
 /// The models of the folder: those of the hub's layout, those with a manifest, and the other files by their names.
 pub(super) fn models(root: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
     let mut models = if hub::is_store(root) { hub::models(root, options)? } else { Vec::new() };
     // The cache of the hub has models for other programs, too.
-    let is_gguf = |file: &FoundFile| FileFormat::GGUF.stem_of(&file.path).is_some();
-    models.retain(|model| model.files.iter().all(is_gguf));
+    models.retain(FoundModel::is_gguf);
     let folder = Folder::list(root, options.links)?;
     let mut taken = BTreeSet::new();
     for path in folder.paths().filter(|path| path.starts_with("manifest=")) {
@@ -65,34 +74,56 @@ pub(super) fn models(root: &Path, options: &ScanOptions<'_>) -> Result<Vec<Found
         let manifest = read_small(&place).and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let name = format!("hf.co/{org}/{repository}:{tag}");
         models.push(match manifest {
-            Some(manifest) => FoundModel {
-                entries: vec![place],
-                ..of_manifest(&folder, (&name, &format!("{org}_{repository}_")), &manifest)
-            },
+            Some(manifest) => {
+                let listed = listed_files(&format!("{org}_{repository}_"), &manifest);
+                // Also those of a model that is damaged are no models of their own.
+                taken.extend(listed.iter().map(|file| file.path.clone()));
+                let model = of_manifest(&folder, &name, (&manifest, &listed), &place);
+                FoundModel { entries: vec![place], ..model }
+            }
             None => {
                 FoundModel::unusable(name, Problem::new(&place, "wrong content: expected a manifest in JSON"))
             }
         });
-        taken.extend(models.last().into_iter().flat_map(|model| &model.files).map(|file| file.path.clone()));
     }
     models.extend(without_manifest(&folder, &taken, options.selection));
     Ok(models)
 }
 
-fn of_manifest(folder: &Folder, (name, start): (&str, &str), manifest: &Manifest) -> FoundModel {
-    let mut files = Vec::new();
+/// A file that a manifest lists.
+struct ListedFile {
+    path: String,
+    component: Option<SidecarComponent>,
+    claim: Claim,
+}
+
+/// The files of a manifest, by their paths in the folder. Of shards, the manifest describes the first.
+fn listed_files(start: &str, manifest: &Manifest) -> Vec<ListedFile> {
     let parts = [(&manifest.model, None), (&manifest.projector, Some(SidecarComponent::Projector))];
-    for (listed, component) in parts {
-        let Some(listed) = listed else { continue };
+    let of_part = |(listed, component): (&Option<RepositoryFile>, Option<SidecarComponent>)| {
+        let listed = listed.as_ref()?;
         let local = format!("{start}{}", listed.rfilename.replace('/', "_"));
         let all = ShardName::from_path(&local).map_or_else(|| vec![local.clone()], |shard| shard.all());
-        let claimed = listed.lfs.as_ref().and_then(|lfs| Digest::from_hex(lfs.sha256.as_deref()?).ok());
-        for path in all {
-            let claimed = claimed.filter(|_| path == local);
-            match file(folder, &path) {
-                Ok(file) => files.push(FoundFile { claimed, component, ..file }),
-                Err(problem) => return FoundModel::unusable(name.to_owned(), problem),
-            }
+        let files = all.into_iter().map(|path| {
+            let claim = if path == local { listed.claim() } else { Claim::default() };
+            ListedFile { path, component, claim }
+        });
+        Some(files.collect::<Vec<_>>())
+    };
+    parts.into_iter().filter_map(of_part).flatten().collect()
+}
+
+fn of_manifest(
+    folder: &Folder,
+    name: &str,
+    (manifest, listed): (&Manifest, &[ListedFile]),
+    list: &Path,
+) -> FoundModel {
+    let mut files = Vec::new();
+    for ListedFile { path, component, claim } in listed {
+        match file(folder, path).and_then(|file| claim.check(file, list)) {
+            Ok(file) => files.push(FoundFile { component: *component, ..file }),
+            Err(problem) => return FoundModel::unusable(name.to_owned(), problem),
         }
     }
     let named =

@@ -1,5 +1,6 @@
 //! Which of the found models an import stores, as a value that is printed or executed.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -34,6 +35,8 @@ pub(crate) struct PlannedModel {
     pub(crate) stored_as: Option<Reference>,
     /// Whether its name has older content that came from the same place.
     pub(crate) is_update: bool,
+    /// Why it may get another name than its own. The import itself says it when it is so.
+    name_note: Option<String>,
 }
 
 /// The models of the store, by name.
@@ -103,37 +106,49 @@ impl<'c> StoredModels<'c> {
     }
 
     /// Whether the name has what the same store had earlier. Content that was pulled since may be newer, and a pin says
-    /// that it must stay. Of one commit, a model of fewer files is not a newer version: a program has only some of them.
+    /// that it must stay. Of one commit, a model of fewer files is not a newer version, since a program can have only some of
+    /// them; one of more files is, whenever they came.
     fn is_older(&self, model: &FoundModel, program: &Program) -> Result<bool, ErrorBody> {
         let Some(stored) = model.target.as_ref().and_then(|name| self.get(name)) else { return Ok(false) };
         let Some(origin) = stored.origin.as_deref().and_then(|text| earlier(text, model, program)) else {
             return Ok(false);
         };
-        let modified = humantime::parse_rfc3339(&stored.modified.to_string()).ok();
-        let is_newer = model.updated().zip(modified).is_some_and(|(updated, modified)| updated > modified);
-        if !is_newer || stored.pinned {
+        if stored.pinned {
             return Ok(false);
         }
-        if !matches!((&origin, &model.source), (Origin::Copy(copied), Some(source)) if copied == source) {
-            return Ok(true);
+        let modified = humantime::parse_rfc3339(&stored.modified.to_string()).ok();
+        let is_newer = model.updated().zip(modified).is_some_and(|(updated, modified)| updated > modified);
+        let (Origin::Copy(copied), Some(source), None) = (&origin, &model.source, &model.manifest) else {
+            return Ok(is_newer);
+        };
+        let is_same_commit = copied.is_same_commit(source);
+        if !is_same_commit && copied != source {
+            return Ok(is_newer);
         }
         let name = stored.name.parse().map_err(internal)?;
         let manifest = self.client.manifest(&name).map_err(client_error)?;
-        Ok(model.manifest.is_some() || model.files.len() >= manifest.layers().len())
+        Ok(match model.files.len().cmp(&manifest.layers().len()) {
+            Ordering::Less => false,
+            Ordering::Equal => is_newer,
+            Ordering::Greater => is_newer || is_same_commit,
+        })
     }
 }
 
-/// The origin, if it is the same model in a store of the same program: its name there, or its source at any commit.
+/// The origin, if it is an earlier version of the model in a store of the same program: its name there, or its source at any
+/// commit.
 fn earlier(origin: &str, model: &FoundModel, program: &Program) -> Option<Origin> {
     let parsed = Origin::parse(origin)?;
-    let is_same = match (&parsed, &model.source) {
+    let is_earlier = match (&parsed, &model.source) {
         (Origin::Import(name), None) => *name == printable(&model.name),
         (Origin::Copy(copied), Some(source)) => {
-            copied.is_same_model(source) && program_of_copy(origin) == Some(program.key)
+            // Of one commit, each GGUF file is another model. Files of a folder may have come since, also one before the first.
+            let is_other = copied.is_same_commit(source) && copied != source && model.is_gguf();
+            copied.is_same_repository(source) && !is_other && program_of_copy(origin) == Some(program.key)
         }
         _ => false,
     };
-    is_same.then_some(parsed)
+    is_earlier.then_some(parsed)
 }
 
 /// The models of another program's store, and what an import would do.
@@ -208,7 +223,7 @@ impl Plan {
         let (mut models, mut unselected) = (Vec::new(), Vec::new());
         for FoundStore { program, folder, models: found } in stores {
             for found in found {
-                let (mut stored_as, mut is_update, folder) = (None, false, folder.clone());
+                let (mut stored_as, mut is_update, name_note, folder) = (None, false, None, folder.clone());
                 let list = if is_selected(&found) {
                     stored_as = stored.name_of(&found, record)?;
                     is_update = stored_as.is_none() && stored.is_older(&found, program)?;
@@ -216,9 +231,10 @@ impl Plan {
                 } else {
                     &mut unselected
                 };
-                list.push(PlannedModel { program, folder, found, stored_as, is_update });
+                list.push(PlannedModel { program, folder, found, stored_as, is_update, name_note });
             }
         }
+        settle_names(&mut models, stored);
         Ok(Self { models, unselected })
     }
 
@@ -251,6 +267,35 @@ impl Plan {
             models.iter().filter_map(|model| model.max_new_bytes).fold(0, u64::saturating_add);
         let read_bytes = distinct_bytes(new().flat_map(|model| &model.found.files));
         Ok(FoundModels { models, read_bytes, max_new_bytes })
+    }
+}
+
+/// Notes which models may get other names than their own. What another model of the list has is not replaced.
+fn settle_names(models: &mut [PlannedModel], stored: &StoredModels<'_>) {
+    let key = |name: &Reference| name.short().to_lowercase();
+    let kept: BTreeSet<String> =
+        models.iter().filter_map(|model| model.stored_as.as_ref()).map(key).collect();
+    let mut taken = BTreeMap::<String, usize>::new();
+    for number in 0..models.len() {
+        let (earlier, [model, ..]) = models.split_at_mut(number) else { return };
+        let new = model.found.target.clone().filter(|_| model.state() == ModelState::New);
+        let Some(target) = new else { continue };
+        let name = key(&target);
+        let before = taken.get(&name).and_then(|before| earlier.get(*before));
+        model.is_update &= before.is_none() && !kept.contains(&name);
+        let other = match before {
+            Some(before) if before.found.is_same_content(&model.found) => None,
+            Some(_) => Some("an earlier model of this list"),
+            None if !model.is_update && stored.get(&target).is_some() => Some("a model of the store"),
+            None => None,
+        };
+        model.name_note = other.map(|other| {
+            format!(
+                "{other} has this name: unless both have the same content, this one gets the first digits of its ID \
+                 behind the tag"
+            )
+        });
+        taken.entry(name).or_insert(number);
     }
 }
 
@@ -300,15 +345,16 @@ impl PlannedModel {
 
     fn document(&self, known: &mut Known) -> ListedModel {
         let max_new_bytes = self.new_bytes(known);
+        let name = self.target().map_or_else(|| self.found.name.clone(), |name| name.short());
         ListedModel {
-            name: self.found.name.clone(),
+            name,
             program: self.program.title.to_owned(),
             folder: self.folder.display().to_string(),
             size: self.found.size,
             state: self.state(),
             max_new_bytes,
             shared_bytes: max_new_bytes.map(|new| self.found.size.saturating_sub(new)),
-            notes: self.found.notes.clone(),
+            notes: self.found.notes.iter().chain(&self.name_note).cloned().collect(),
             reason: self.reason(),
             deletes: None,
         }

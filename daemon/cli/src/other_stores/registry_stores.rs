@@ -3,7 +3,8 @@
 //! A manifest is imported as it is, so the model keeps its digest. The programs check a blob's digest only when they
 //! download it: the daemon computes it again.
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
@@ -154,29 +155,41 @@ pub(super) fn llmman_places() -> Vec<PathBuf> {
 }
 
 pub(super) fn is_llmman_store(folder: &Path) -> bool {
-    folder.join("blobs/sha256").is_dir() && llmman_tags(folder).is_some()
+    folder.join("blobs/sha256").is_dir() && llmman_tags(folder).next().is_some()
 }
 
-fn llmman_tags(folder: &Path) -> Option<PathBuf> {
-    ["manifests-v2", "manifests"].into_iter().map(|name| folder.join(name)).find(|folder| folder.is_dir())
+/// The folders of tags. Of a tag that is in both, the first counts.
+fn llmman_tags(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    ["manifests-v2", "manifests"].into_iter().map(|name| folder.join(name)).filter(|folder| folder.is_dir())
 }
 
 /// The models of llmman: `blobs/sha256/HEX`, and a small file for each tag, with the manifest or its digest.
 pub(super) fn llmman_models(folder: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
-    let Some(tags) = llmman_tags(folder) else { return Ok(Vec::new()) };
     let boundary = boundary(folder, options)?;
-    let tags_folder = crate::local_folder::Folder::list(&tags, options.links)?;
     let blobs = folder.join("blobs");
-    let models = tags_folder.paths().filter_map(|path| {
-        let (repository, tag) = path.rsplit_once('/')?;
-        let place = tags.join(path);
-        let text = boundary.file(&place).ok().and_then(|(source, _)| read_small(&source))?;
-        let digest = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse::<Digest>().ok());
-        let manifest = match digest {
-            Some(digest) => manifest_with_digest(&boundary, &digest.to_string(), &blobs),
-            None => parsed(&place, text),
-        };
-        Some(named(&boundary, &format!("{repository}:{tag}"), manifest, &blobs))
-    });
-    Ok(models.collect())
+    let mut found = BTreeMap::new();
+    for tags in llmman_tags(folder) {
+        let listed = crate::local_folder::Folder::list(&tags, options.links)?;
+        for path in listed.paths() {
+            let Some((repository, tag)) = path.rsplit_once('/') else { continue };
+            let name = format!("{repository}:{tag}");
+            if let Entry::Vacant(place) = found.entry(name)
+                && let Some(manifest) = llmman_manifest(&boundary, &tags.join(path), &blobs)
+            {
+                let model = named(&boundary, place.key(), manifest, &blobs);
+                place.insert(model);
+            }
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
+/// The manifest of a tag. `None` if the file is not that of a tag.
+fn llmman_manifest(boundary: &Boundary, tag: &Path, blobs: &Path) -> Option<Result<Manifest, Problem>> {
+    let text = boundary.file(tag).ok().and_then(|(source, _)| read_small(&source))?;
+    let digest = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse::<Digest>().ok());
+    Some(match digest {
+        Some(digest) => manifest_with_digest(boundary, &digest.to_string(), blobs),
+        None => parsed(tag, text),
+    })
 }
