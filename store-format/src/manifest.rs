@@ -92,6 +92,17 @@ impl Manifest {
         std::iter::once(None).chain(self.names.iter().map(Option::as_deref))
     }
 
+    /// The manifest's own media type, which OCI allows to leave out. It is not kept in memory.
+    pub fn media_type(&self) -> Option<MediaType> {
+        #[derive(Deserialize)]
+        struct Typed {
+            #[serde(rename = "mediaType")]
+            media_type: Option<MediaType>,
+        }
+
+        serde_json::from_slice::<Typed>(&self.raw).ok()?.media_type
+    }
+
     /// An annotation of the manifest itself, if it has one with this key. Annotations are not kept in memory.
     pub fn annotation(&self, key: &str) -> Option<String> {
         #[derive(Deserialize)]

@@ -63,10 +63,11 @@ impl Shared {
     }
 
     /// The credentials for repeating a refused request.
-    async fn authorization(&self, target: &Target<'_>, refusal: &Response) -> Result<Outcome> {
-        let challenges = Challenges::from_headers(refusal.headers());
+    pub(super) async fn authorization(&self, target: &Target<'_>, refusal: &Response) -> Result<Outcome> {
+        let Challenges { bearer, basic: accepts_basic, .. } = Challenges::from_headers(refusal.headers());
+        let bearer = bearer.map(|challenge| challenge.with_scopes(&target.scopes));
         let reach = refusal.reach;
-        match (self.configured(target.origin).await?, challenges.bearer) {
+        match (self.configured(target.origin).await?, bearer) {
             (Configured::Token { token, place }, _) => {
                 let header = format!("Bearer {}", token.reveal());
                 self.direct(target, &header, place)
@@ -77,7 +78,7 @@ impl Shared {
                 let header = sendable(&basic(&user, &password), &place)?;
                 self.token(target, url, reach, Some(header), Advice::Credential { place }).await
             }
-            (Configured::Password { user, password, place }, None) if challenges.basic => {
+            (Configured::Password { user, password, place }, None) if accepts_basic => {
                 self.direct(target, &basic(&user, &password), place)
             }
             (Configured::Password { place, .. }, None) => Ok(Outcome::Refused(Advice::Credential { place })),
@@ -172,7 +173,7 @@ impl Shared {
     }
 }
 
-enum Outcome {
+pub(super) enum Outcome {
     Authorized(Authorization),
     Refused(Advice),
 }

@@ -64,6 +64,16 @@ impl Challenge {
         Ok(url)
     }
 
+    /// The challenge with these scopes too: a registry asks only for what one request needs.
+    pub(super) fn with_scopes(mut self, scopes: &[String]) -> Self {
+        let mut all: Vec<&str> = self.scope.iter().flat_map(|scope| scope.split_ascii_whitespace()).collect();
+        all.extend(
+            scopes.iter().map(String::as_str).filter(|scope| !all.contains(scope)).collect::<Vec<_>>(),
+        );
+        self.scope = (!all.is_empty()).then(|| all.join(" "));
+        self
+    }
+
     /// [`Self::token_url`] with a nonce and a time, which is what the user's key signs. Ollama's registry expects the
     /// parameters sorted by name.
     pub(super) fn signed_url(

@@ -73,6 +73,10 @@ pub enum RegistryError {
     Unreachable { host: String, reason: ConnectFailure },
     #[error("{host}: connection broke after {received_bytes} bytes: {reason}")]
     Broken { host: String, received_bytes: u64, reason: String },
+    #[error("{host}: connection broke after {sent_bytes} bytes were sent: {reason}")]
+    BrokenUpload { host: String, sent_bytes: u64, reason: String },
+    #[error("{host}: takes no models by the protocol of registries; publish the files with `hf upload`")]
+    NoUploads { host: String },
     #[error("{host}: stalled for {seconds} s")]
     Stalled { host: String, seconds: u64 },
     #[error("{host}: {}{}", refusal(*.status, .reason), tls_hint(*.status, .reason, *.is_plain_http))]
@@ -243,11 +247,13 @@ impl RegistryError {
             | Self::Certificates { .. }
             | Self::PlainHttp { .. }
             | Self::Proxy(_)
+            | Self::NoUploads { .. }
             | Self::Ambiguous { .. }
             | Self::NoChoice { .. } => FailureKind::InvalidRequest,
             Self::BlobMissing { .. }
             | Self::Unreachable { .. }
             | Self::Broken { .. }
+            | Self::BrokenUpload { .. }
             | Self::Stalled { .. }
             | Self::Status { .. }
             | Self::TooManyRequests { .. }
@@ -304,6 +310,7 @@ impl RegistryError {
     pub(super) fn is_transient(&self) -> bool {
         match self.main() {
             Self::Broken { .. }
+            | Self::BrokenUpload { .. }
             | Self::TooManyRequests { .. }
             | Self::SizeDiffers { .. }
             | Self::RangeDiffers { .. } => true,

@@ -1,7 +1,8 @@
 //! A client for model sources: OCI registries, Ollama's, Hugging Face, and plain files over HTTP.
 //!
 //! [`RegistryClient`] resolves a name to a [`RemoteModel`] and opens its [`RemoteFile`]s as streams of bytes,
-//! whole or by range. It sends the user's [`credentials`] where a registry requires them.
+//! whole or by range. It uploads files and manifests to a [`Destination`] at a registry. It sends the user's
+//! [`credentials`] where a registry requires them.
 //!
 //! ```
 //! # use std::io::{Read as _, Write as _};
@@ -38,7 +39,7 @@
 //! that is used here for manifests.
 //!
 //! Modules, each group built on the next: sources (`resolve`, `hub_model`, `huggingface`, `web`, `manifest`);
-//! files and their bytes (`remote`, `part`, `stream`, `decoder`); one request (`request`, `auth`, `refusal`, `retry`,
+//! files and their bytes (`remote`, `part`, `stream`, `decoder`); uploads (`upload`); one request (`request`, `auth`, `refusal`, `retry`,
 //! `mirrors`); connections (`transport`, `connector`, `proxy`, `address_scope`).
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
@@ -77,6 +78,7 @@ mod stream;
 mod tests;
 mod token_cache;
 mod transport;
+mod upload;
 mod web;
 
 use std::sync::Arc;
@@ -99,6 +101,7 @@ pub use self::server_reason::ServerReason;
 pub use self::stream::{ByteStream, Sender};
 use self::token_cache::TokenCache;
 use self::transport::Transport;
+pub use self::upload::{Delivery, Destination, UploadContent, UploadError};
 
 /// A client of all registries. Its clones share connections and tokens.
 #[derive(Clone, Debug)]

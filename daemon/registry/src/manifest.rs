@@ -128,7 +128,7 @@ pub(super) const MANIFEST_TYPES: &str = "application/vnd.docker.distribution.man
 
 /// The digest in the response's header, if it is well-formed. Ollama's registry writes its own header without
 /// `sha256:`.
-fn announced_digest(response: &Response) -> Option<Digest> {
+pub(super) fn announced_digest(response: &Response) -> Option<Digest> {
     let claim = |name: &str| {
         let text = response.headers().get(name)?.to_str().ok()?;
         text.parse().or_else(|_| Digest::from_hex(text)).ok()

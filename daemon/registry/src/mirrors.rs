@@ -40,9 +40,14 @@ impl Mirrors {
     pub(super) fn for_model(&self, reference: &Reference) -> Result<Vec<Registry>> {
         match self.by_host.get(&key(reference.host())) {
             Some(mirrors) => Ok(mirrors.clone()),
-            None if self.is_insecure(reference.host()) => Ok(vec![Registry::named(reference, Scheme::Http)?]),
-            None => Ok(vec![Registry::named(reference, reference.scheme())?]),
+            None => Ok(vec![self.own(reference, false)?]),
         }
+    }
+
+    /// The host that a reference names itself, whatever mirrors it has.
+    pub(super) fn own(&self, reference: &Reference, is_plain_http: bool) -> Result<Registry> {
+        let is_plain_http = is_plain_http || self.is_insecure(reference.host());
+        Ok(Registry::named(reference, if is_plain_http { Scheme::Http } else { reference.scheme() })?)
     }
 
     pub(super) fn for_hub(&self) -> Result<Vec<Registry>> {

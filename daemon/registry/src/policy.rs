@@ -57,8 +57,11 @@ pub(super) struct Limits {
     pub(super) document: Duration,
     /// For the body of a refusal. The error quotes what has arrived by then.
     pub(super) refusal: Duration,
-    /// For the next byte of a file, or the head of the response with it.
+    /// For the next byte of a file, or the head of the response with it. Of a file that is sent: for the connection to take
+    /// the next bytes.
     pub(super) silence: Duration,
+    /// From the last byte of an upload to its response.
+    pub(super) commit: Duration,
     /// The window in which at least `slowest_bytes` of a blob must arrive.
     pub(super) stall: Duration,
     /// The fewest bytes of a blob that must arrive in `stall`.
@@ -76,6 +79,8 @@ impl Default for Limits {
             // A short body arrives together with the head of the response.
             refusal: Duration::from_secs(2),
             silence: DEFAULT_STALL_TIMEOUT,
+            // Before it responds, a registry may read the whole file again or copy it within its storage.
+            commit: Duration::from_mins(15),
             // Ollama's client uses the same limit.
             stall: Duration::from_secs(30),
             // 1 KiB/s: slower than any link on which a model is worth waiting for.

@@ -21,6 +21,7 @@ impl Response {
             StatusCode::OK => Ok(self),
             StatusCode::PARTIAL_CONTENT if target.headers.contains_key(RANGE) => Ok(self),
             StatusCode::NOT_MODIFIED if target.headers.contains_key(IF_NONE_MATCH) => Ok(self),
+            status if target.accepted.contains(&status) => Ok(self),
             _ => Err(self.refused(target, limits).await),
         }
     }

@@ -1,17 +1,19 @@
-//! One GET, with credentials and redirects.
+//! One request, with credentials and redirects.
 //!
 //! [`Shared::follow`] follows redirects. Requests that may need credentials go through [`Shared::get`] (in `auth`).
+//! Bodies that are streamed go through `upload`.
 
 use std::time::Duration;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
+use bytes::Bytes;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{
     AUTHORIZATION, CONTENT_TYPE, DATE, ETAG, HeaderName, HeaderValue, IF_RANGE, LAST_MODIFIED, LOCATION,
     RANGE,
 };
-use hyper::{HeaderMap, StatusCode};
+use hyper::{HeaderMap, Method, StatusCode};
 use url::Url;
 
 use super::Shared;
@@ -25,18 +27,26 @@ use super::stream::ResponseBody;
 use super::token_cache::Authorization;
 use super::transport::Request;
 
-/// A request's URL and headers, and its name in errors.
+/// A request's method, URL, headers and body, and its name in errors.
 #[derive(Debug)]
 pub(super) struct Target<'a> {
     pub(super) origin: &'a Origin,
     /// The user's name for it: a model, or a file's address without its query.
-    subject: String,
+    pub(super) subject: String,
     /// The digest, if a manifest lists the file.
-    blob: Option<Digest>,
-    /// The repository. A token is valid for all of it.
+    pub(super) blob: Option<Digest>,
+    /// The repository. A token is valid for all of it, and for no other scopes.
     pub(super) repository: String,
-    url: Url,
+    /// What a token must allow besides what the registry's challenge says.
+    pub(super) scopes: Vec<String>,
+    pub(super) method: Method,
+    pub(super) url: Url,
     pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+    /// The statuses of success besides 200.
+    pub(super) accepted: &'static [StatusCode],
+    /// The narrowest scope of an address that the URL may lead to.
+    pub(super) reach: AddressScope,
 }
 
 impl<'a> Target<'a> {
@@ -44,8 +54,15 @@ impl<'a> Target<'a> {
     pub(super) fn new(registry: &'a Registry, reference: &Reference, path: &str) -> Result<Self> {
         let repository = reference.repository();
         let url = registry.url(&format!("{repository}/{path}"))?;
-        let (origin, subject) = (registry.origin(), format!("model {reference}"));
-        Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
+        Ok(Self::at(registry.origin(), format!("model {reference}"), repository, url))
+    }
+
+    /// A GET of `url`, without headers. The user named the registry, so its address may have any scope.
+    pub(super) fn at(origin: &'a Origin, subject: String, repository: String, url: Url) -> Self {
+        let (headers, body) = (HeaderMap::new(), Bytes::new());
+        let (scopes, accepted, reach) = (Vec::new(), &[][..], AddressScope::Reserved);
+        let (blob, method) = (None, Method::GET);
+        Self { origin, subject, blob, repository, scopes, method, url, headers, body, accepted, reach }
     }
 
     pub(super) fn blob(registry: &'a Registry, reference: &Reference, digest: Digest) -> Result<Self> {
@@ -61,8 +78,7 @@ impl<'a> Target<'a> {
         path_and_query: &str,
     ) -> Result<Self> {
         let url = server.url_at(path_and_query)?;
-        let (origin, subject, repository) = (server.origin(), address.to_owned(), repository.to_owned());
-        Ok(Self { origin, subject, blob: None, repository, url, headers: HeaderMap::new() })
+        Ok(Self::at(server.origin(), address.to_owned(), repository.to_owned(), url))
     }
 
     /// Drops the range, to request the whole file.
@@ -94,6 +110,15 @@ impl<'a> Target<'a> {
     /// may have redirected to any other host because only this daemon can reach it.
     pub(super) fn may_quote(&self, url: &Url, scope: Option<AddressScope>) -> bool {
         scope == Some(AddressScope::Public) || Origin::from_url(url).as_ref() == Some(self.origin)
+    }
+
+    /// The token that is sent, and the advice if it is refused. Only the registry itself gets one.
+    pub(super) fn credentials(&self, authorization: Option<Authorization>) -> (Option<HeaderValue>, Advice) {
+        let is_own = Origin::from_url(&self.url).as_ref() == Some(self.origin);
+        match authorization {
+            Some(authorization) => (is_own.then_some(authorization.header), authorization.advice),
+            None => (None, Advice::LogIn { host: RegistryHost::from_origin(self.origin).to_string() }),
+        }
     }
 
     pub(super) fn gated(&self) -> Advice {
@@ -224,13 +249,9 @@ impl Shared {
         target: &Target<'_>,
         authorization: Option<Authorization>,
     ) -> Result<Response> {
-        // The user named the registry, so it may have any address. A redirect must not lead to a narrower scope than
-        // that of any earlier server.
-        let mut reach = AddressScope::Reserved;
-        let (mut token, advice) = match authorization {
-            Some(authorization) => (Some(authorization.header), authorization.advice),
-            None => (None, Advice::LogIn { host: RegistryHost::from_origin(target.origin).to_string() }),
-        };
+        // A redirect must not lead to a narrower scope than that of any earlier server.
+        let mut reach = target.reach;
+        let (mut token, advice) = target.credentials(authorization);
         let (mut url, mut linked) = (target.url.clone(), None);
         let refused = |url: &Url, reason: String| {
             RegistryError::unusable(host_of(url), format!("redirect refused: {reason}"))
@@ -238,12 +259,13 @@ impl Shared {
         for _hop in 0..=MAX_REDIRECTS {
             let mut headers = target.headers.clone();
             headers.extend(token.clone().map(|token| (AUTHORIZATION, token)));
-            let (response, scope) = self.transport.send(Request::get(&url, headers), reach).await?;
+            let request = Request::new(target.method.clone(), &url, headers, target.body.clone());
+            let (response, scope) = self.transport.send(request, reach).await?;
             tracing::debug!(host = host_of(&url), status = response.status().as_u16(), "response");
             // Behind a proxy, the address is unknown. Each server of the chain limits the next ones: if a registry in
             // the local network redirects to the internet, that host must not redirect back into the local network.
             reach = reach.min(scope.unwrap_or(AddressScope::Public));
-            if !is_redirect(response.status()) {
+            if !is_redirect(response.status(), &target.method) {
                 linked = linked.or_else(|| linked_digest(response.headers()));
                 let is_quotable = target.may_quote(&url, scope);
                 return Ok(Response {
@@ -280,7 +302,7 @@ fn linked_digest(headers: &HeaderMap) -> Option<Digest> {
 }
 
 /// The most redirects followed in a row. hf.co needs three.
-const MAX_REDIRECTS: usize = 5;
+pub(super) const MAX_REDIRECTS: usize = 5;
 const HTML: &[u8] = b"text/html";
 /// Longer validators are ignored; servers send fewer than 100 bytes.
 const MAX_VALIDATOR_BYTES: usize = 256;
@@ -291,13 +313,15 @@ const NAMES_USER: &str = "target contains a user name";
 /// A redirect from TLS to plain HTTP, which networks with a login page send.
 const DOWNGRADE: &str = "it leads from https to http; is this network behind a login page?";
 
-/// 300 and 304 are not redirects for a plain GET.
-fn is_redirect(status: StatusCode) -> bool {
-    matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
+/// 300 and 304 are not redirects for a plain GET. The others than 307 and 308 would turn a request that sends something into
+/// a GET.
+pub(super) fn is_redirect(status: StatusCode, method: &Method) -> bool {
+    let keeps_method = matches!(status.as_u16(), 307 | 308);
+    keeps_method || method.is_safe() && matches!(status.as_u16(), 301..=303)
 }
 
-/// The redirect's target, or the reason why it is refused.
-fn redirect_target(from: &Url, headers: &HeaderMap) -> Result<Url, &'static str> {
+/// The target of a `Location`, or the reason why it is refused.
+pub(super) fn redirect_target(from: &Url, headers: &HeaderMap) -> Result<Url, &'static str> {
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
     let target = location.and_then(|location| resolve_location(from, location)).ok_or(MALFORMED)?;
     if names_user(&target) {

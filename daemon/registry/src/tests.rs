@@ -12,6 +12,7 @@ mod refusals;
 mod remote;
 mod server;
 mod transport;
+mod upload;
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -38,6 +39,7 @@ fn limits() -> Limits {
         document: long,
         refusal,
         silence: long,
+        commit: long,
         stall: long,
         slowest_bytes: 64,
     }

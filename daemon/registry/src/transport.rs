@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue, PROXY_AUTHORIZATION, USER_AGENT};
 use hyper::{Method, Response, Uri};
@@ -60,8 +60,12 @@ pub(super) struct Request<'u> {
 
 impl<'u> Request<'u> {
     pub(super) fn get(url: &'u Url, headers: HeaderMap) -> Self {
-        let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
-        Self { method: Method::GET, url, headers, body }
+        Self::new(Method::GET, url, headers, Bytes::new())
+    }
+
+    pub(super) fn new(method: Method, url: &'u Url, headers: HeaderMap, body: Bytes) -> Self {
+        let body = Full::new(body).map_err(|never| match never {}).boxed_unsync();
+        Self { method, url, headers, body }
     }
 }
 
@@ -98,6 +102,19 @@ impl Transport {
         request: Request<'_>,
         reach: AddressScope,
     ) -> Result<(Response<Incoming>, Option<AddressScope>)> {
+        let (host, limit) = (host_of(request.url), self.limits.head);
+        match tokio::time::timeout(limit, self.send_unlimited(request, reach)).await {
+            Ok(response) => response,
+            Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: limit.as_secs() }),
+        }
+    }
+
+    /// As [`Self::send`], but waits for the response without limit: its body may take long to send.
+    pub(super) async fn send_unlimited(
+        &self,
+        request: Request<'_>,
+        reach: AddressScope,
+    ) -> Result<(Response<Incoming>, Option<AddressScope>)> {
         let Request { method, url, mut headers, body } = request;
         let host = host_of(url);
         if let Some(scope) = AddressScope::from_url(url).filter(|scope| *scope > reach) {
@@ -113,17 +130,16 @@ impl Transport {
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let mut sent = hyper::Request::new(body);
         (*sent.method_mut(), *sent.uri_mut(), *sent.headers_mut()) = (method, uri.clone(), headers);
-        match tokio::time::timeout(self.limits.head, self.client(reach).await.request(sent)).await {
-            Ok(Ok(response)) => {
+        match self.client(reach).await.request(sent).await {
+            Ok(response) => {
                 let connection = response.extensions().get::<HttpInfo>().filter(|_| proxy.is_none());
                 let scope =
                     connection.map(|connection| AddressScope::from_address(connection.remote_addr().ip()));
                 Ok((response, scope))
             }
-            Ok(Err(error)) => {
+            Err(error) => {
                 Err(RegistryError::Unreachable { host, reason: ConnectFailure::from_error(&error) })
             }
-            Err(_elapsed) => Err(RegistryError::Stalled { host, seconds: self.limits.head.as_secs() }),
         }
     }
 
