@@ -16,7 +16,7 @@ pub enum Event<P, D> {
     Progress(P),
 }
 
-/// The progress of an edit or a promotion.
+/// The progress of an edit, a promotion or a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkProgress {
     /// The current step, for people.
@@ -27,7 +27,7 @@ pub struct WorkProgress {
     /// What the client waits for, once the work has begun.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// The bytes to be read or copied, once known.
+    /// The bytes to be read, copied or sent, once known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
     /// How many of them have been.
@@ -117,6 +117,8 @@ pub enum Phase {
     Resolving,
     /// A file is received.
     Receiving,
+    /// Files are sent to a registry.
+    Sending,
     /// Manifests and recipes are read.
     Reading,
     /// Stored or received bytes are read, and their digests computed.

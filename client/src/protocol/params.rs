@@ -9,6 +9,7 @@ use super::error::{ErrorBody, ErrorCode};
 use super::fit::FitParams;
 use super::naming::EditParams;
 use super::naming::PromoteParams;
+use super::pull::PushParams;
 use super::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     RenameParams, TagParams, UndeleteParams, VerifyParams,
@@ -74,6 +75,7 @@ subjects! {
     OpenParams: |params| Subject::model(&params.reference).with_verb(params.purpose.verb());
     ImportParams: |params| Subject::text(imported(params));
     PullParams: |params| Subject::text(pulled(params));
+    PushParams: |params| Subject::model(&params.reference);
     EditParams: |params| Subject::model(&params.target).made_from(&params.source);
     PromoteParams: |params| Subject::model(&params.reference);
     RemoveParams: |params| Subject::text(removed(params));

@@ -1,9 +1,10 @@
-//! Responses of pulls and imports: plans, progress, results.
+//! Responses of pulls and imports: plans, progress, results. Pushes.
 #![expect(missing_docs, reason = "a name that says it all has no comment")]
 
 use std::fmt;
 
 use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
 use serde::{Deserialize, Serialize};
 
 use super::Time;
@@ -177,6 +178,80 @@ pub struct PullDone {
     pub corrected: Vec<CorrectedFile>,
     #[serde(flatten)]
     pub effects: NameEffects,
+}
+
+/// Body of `Route::Push`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PushParams {
+    /// The stored model.
+    pub reference: Reference,
+    /// The name to publish it as, with the registry's host; absent for its own name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub destination: Option<Reference>,
+    /// Whether the registry is asked over plain HTTP.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub insecure: bool,
+    /// The most bytes per second to send.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_rate: Option<u64>,
+    /// Only finds out what the registry has already.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+}
+
+/// The last line of a push.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pushed {
+    /// The model's name in the store.
+    pub name: String,
+    /// Its name at the registry, with the host.
+    pub destination: String,
+    /// The digest of the manifest at the registry.
+    pub digest: Digest,
+    /// The digest of the manifest that had this name at the registry before, if it was another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaced: Option<Digest>,
+    /// Whether the name at the registry meant the same model before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchanged: bool,
+    /// The size of the files: the sum of the next three.
+    pub size: u64,
+    /// The bytes of files that were sent, or in a dry run would be.
+    pub sent_bytes: u64,
+    /// The bytes of files that the registry took from another of its repositories.
+    pub mounted_bytes: u64,
+    /// The bytes of files that the repository had already.
+    pub present_bytes: u64,
+    /// The files, the layers first. Equal files are listed once.
+    pub files: Vec<PushedFile>,
+    /// Whether this was a dry run, which sends nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+}
+
+/// A file of a model that was pushed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushedFile {
+    /// Its name in the manifest, or what it is in the model, such as `template`.
+    pub name: String,
+    pub digest: Digest,
+    pub size: u64,
+    /// How the registry got it.
+    pub delivery: FileDelivery,
+}
+
+/// How a registry got a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FileDelivery {
+    /// The repository had it already.
+    Present,
+    /// The registry took it from another of its repositories.
+    Mounted,
+    /// It was sent, or in a dry run would be.
+    Sent,
 }
 
 /// The files that were chosen of a repository at Hugging Face.

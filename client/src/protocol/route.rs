@@ -108,6 +108,9 @@ macro_rules! routes {
             /// Pulls a model from its registry.
             Pull: Post "/v1/pull", "pull", Pull, [Audited],
                 fn pull(request::PullParams) -> Events(pull::PullProgress, pull::PullDone);
+            /// Uploads a model to a registry.
+            Push: Post "/v1/push", "push", Administer, [Audited],
+                fn push(pull::PushParams) -> Events(event::WorkProgress, pull::Pushed);
             /// The plan of a pull: the bytes to download and those to reuse. Requests the manifest, headers and samples of
             /// tensors from the registry, and stores nothing.
             PullPlan: Post "/v1/pull/plan", "pull plan", Pull, [],

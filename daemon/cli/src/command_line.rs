@@ -14,8 +14,8 @@ use crate::local_server::LocalServer;
 use crate::output::{output_written, print, print_error, print_message, print_stopped};
 use crate::{
     ErrorBody, ErrorCode, audit_log, completions, config, df, diff, doctor, edit, exec, export, fit, gc,
-    history, import, internal, log, login, ls, man, mount, outdated, partial, promote, ps, pull, rm, serve,
-    show, suggest, tag, tensor, usage_error, verify, warm, web,
+    history, import, internal, log, login, ls, man, mount, outdated, partial, promote, ps, pull, push, rm,
+    serve, show, suggest, tag, tensor, usage_error, verify, warm, web,
 };
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
@@ -43,6 +43,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Pull(pull::Params),
+    Push(push::Params),
     Outdated(outdated::Params),
     Limit(serve::LimitArgs),
     Config(config::Params),
@@ -116,6 +117,10 @@ impl Command {
                 ("import", "finished models are stored, and the same command imports the others")
             }
             Self::Edit(_) => ("edit", "nothing was stored"),
+            Self::Push(_) => (
+                "push",
+                "the registry keeps files that it has received wholly, and the same command sends the others",
+            ),
             Self::Promote(_) => ("promote", "nothing of an unfinished model was stored"),
             Self::Verify(_) => {
                 ("verify", "what was found until now is set aside or repaired; run it again for the rest")
@@ -194,6 +199,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Fit(params) => return fit::run(global, &params),
         Command::Outdated(params) => return outdated::run(global, &params),
         Command::Pull(params) => pull::run(global, &params),
+        Command::Push(params) => push::run(global, &params),
         Command::Limit(params) => serve::limit(global, &params),
         Command::Config(params) => config::run(global, &params),
         Command::Partial(params) => partial::run(global, &params),

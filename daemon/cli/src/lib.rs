@@ -71,6 +71,7 @@ mod prompt;
 mod ps;
 mod pull;
 mod pull_report;
+mod push;
 mod residency;
 mod rm;
 mod serve;

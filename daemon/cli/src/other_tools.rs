@@ -52,7 +52,6 @@ const ADVICE: &[(&str, &str)] = &[
     ),
     ("preload", "`blobd warm MODEL` reads a model into memory"),
     ("prune", CLEAN),
-    ("push", NO_UPLOAD),
     ("put", "`blobd import FILE` stores a file of this machine"),
     ("quantize", "blobd does not quantise; `blobd pull` and `blobd import` store what other tools made"),
     ("repair", "`blobd verify --repair` repairs damaged data"),
@@ -80,7 +79,7 @@ const ADVICE: &[(&str, &str)] = &[
     ("untag", "`blobd rm MODEL` removes a name; data that other models need stays"),
     ("update", UPDATE),
     ("upgrade", UPDATE),
-    ("upload", NO_UPLOAD),
+    ("upload", "`blobd push MODEL DESTINATION` uploads a model to a registry"),
     ("version", "`blobd --version` prints the version"),
 ];
 
@@ -88,8 +87,6 @@ const RUN: &str = "blobd stores models and does not run them; \
                    `blobd exec -- llama-cli -m /blobd/MODEL.gguf` runs a program with a stored model";
 const NO_GROUP: &str =
     "commands here have no group: `blobd ls`, `blobd pull NAME`, `blobd rm MODEL`, `blobd show MODEL`";
-const NO_UPLOAD: &str =
-    "blobd does not upload models; `blobd export MODEL` writes the file that a registry's tool can upload";
 const LOGS: &str = "`blobd log` shows who has changed, opened or been refused what; the daemon's own messages go to \
                     standard error, and with systemd `journalctl -u blobd` shows them";
 const STATUS: &str = "`blobd health` asks the daemon whether it works, `blobd doctor` checks the set-up, \
@@ -190,7 +187,6 @@ mod tests {
         for word in ["delet", "pinn", "xyzzy", "dellete", "nothing-like-it"] {
             assert!(!advice_for(word).contains("blobd un"), "{word}: {}", advice_for(word));
         }
-        assert!(!advice_for("push").contains("blobd ps"));
         assert_eq!(advice_for("delte"), "did you mean `blobd rm`?", "the command of a similar alias");
         assert_eq!(advice_for("serach"), advice_for("search"));
     }

@@ -117,6 +117,8 @@ pub(crate) struct WorkLimits {
     /// Pulls, including those that wait for another pull of the same file. Each has a thread.
     pub(crate) pulls: PermitPool,
     pub(crate) fetches: FetchLimit,
+    /// Pushes. Each has a thread and up to 8 MiB of memory.
+    pub(crate) pushes: PermitPool,
     /// Dry runs of pulls: each has a thread that waits for a registry.
     pub(crate) plans: PermitPool,
     /// Descriptions of models at registries. Each has a thread that waits for a registry, and a header in memory
@@ -177,6 +179,7 @@ impl WorkLimits {
             // Few threads: when a crowd of users has all of them busy, short requests still get a processor soon.
             pulls: long(32, 32),
             fetches: FetchLimit::default(),
+            pushes: long(4, 8),
             plans: long(2, 4),
             inspections: long(1, 4),
             surveys: long(2, 3),
@@ -189,8 +192,8 @@ impl WorkLimits {
 
     /// Whether any work runs that changes the store, or waits for a registry.
     pub(crate) fn is_any_running(&self) -> bool {
-        let Self { imports, edits, pulls, plans, inspections, surveys, verifications, .. } = self;
-        [imports, edits, pulls, plans, inspections, surveys, verifications]
+        let Self { imports, edits, pulls, pushes, plans, inspections, surveys, verifications, .. } = self;
+        [imports, edits, pulls, pushes, plans, inspections, surveys, verifications]
             .iter()
             .any(|pool| pool.in_use() > 0)
     }

@@ -10,7 +10,7 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::naming::{
     Edited, LostModel, NameEffects, Pinned, Promoted, Removed, Renamed, Tagged, Undeleted,
 };
-use blobd_client::protocol::pull::{CorrectedFile, DifferingRange, Imported, PullDone};
+use blobd_client::protocol::pull::{CorrectedFile, DifferingRange, Imported, PullDone, Pushed};
 use blobd_client::protocol::response::{Released, SessionSummary};
 use blobd_client::protocol::space::DroppedDownloads;
 use blobd_client::protocol::upkeep::{GcItem, GcReport, PullLimit, QuarantinedItem, Reindexed, Verified};
@@ -202,6 +202,23 @@ impl Finished for PullDone {
         let Self { name, digest, downloaded_bytes, reused_bytes, .. } = self;
         log!(requester, model = %name, %digest, downloaded_bytes, reused_bytes, "pull");
         self.corrected.iter().for_each(|file| corrected(requester, name, file));
+    }
+}
+
+impl Finished for Pushed {
+    /// The store is as it was, but the registry may not be.
+    fn outcome(&self) -> Outcome {
+        Outcome::new(&self.name, self.digest)
+            .with_bytes(self.sent_bytes)
+            .with("destination", &*self.destination)
+            .with_some("replaced", self.replaced.map(|digest| digest.to_string()))
+            .dry_run_if(self.dry_run)
+            .changed_if(!self.unchanged || self.sent_bytes > 0)
+    }
+
+    fn write(&self, requester: Requester) {
+        let Self { name, destination, digest, sent_bytes, .. } = self;
+        log!(requester, model = %name, destination, %digest, sent_bytes, "push");
     }
 }
 

@@ -62,7 +62,7 @@ fn hint_of_an_unknown_command_is_never_a_command_with_the_opposite_effect() {
     let (_folder, blobd) = blobd();
     for (line, part) in [
         ("pul llama3", "`blobd pull`"),
-        ("push llama3", "blobd does not upload"),
+        ("upload llama3", "`blobd push MODEL DESTINATION`"),
         ("run llama3", "`blobd exec -- "),
         ("stop llama3", "`blobd release MODEL`"),
         ("create llama3 -f Modelfile", "`blobd edit SRC DST`"),

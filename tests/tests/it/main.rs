@@ -79,6 +79,7 @@ mod patterns;
 mod policy;
 mod protocol_violations;
 mod pull;
+mod push;
 mod quotas;
 mod read_only;
 mod reference_model;

@@ -15,7 +15,7 @@ mod repositories;
 mod second_attempt;
 mod servers;
 mod slow_hosts;
-mod third_party;
+pub(crate) mod third_party;
 mod transfer;
 mod unfinished;
 mod versions;

@@ -47,6 +47,7 @@ pub(super) async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Res
         Route::Verify => c.run::<m::Verify>(r, events::verify).await,
         Route::Log => c.run::<m::Log>(r, log::log).await,
         Route::Pull => c.run::<m::Pull>(r, events::pull).await,
+        Route::Push => c.run::<m::Push>(r, events::push).await,
         Route::PullPlan => c.run::<m::PullPlan>(r, observe::plan_pull).await,
         Route::Resolve => c.run::<m::Resolve>(r, observe::resolve).await,
         Route::Inspect => c.run::<m::Inspect>(r, observe::inspect).await,
@@ -88,6 +89,7 @@ pub(super) const fn turns(route: Route) -> TurnPool {
         Route::Metrics => |daemon| &daemon.work.scrapes,
         Route::Verify => |daemon| &daemon.work.verifications,
         Route::Pull => |daemon| &daemon.work.pulls,
+        Route::Push => |daemon| &daemon.work.pushes,
         // Waits for a registry.
         Route::PullPlan | Route::Resolve => |daemon| &daemon.work.plans,
         // Waits for a registry, and has a header in memory.

@@ -6,7 +6,7 @@ use blobd_client::protocol::access::Right;
 use blobd_client::protocol::error::{ErrorBody, ErrorResponse};
 use blobd_client::protocol::event::{Event, Phase, Progress, WorkProgress};
 use blobd_client::protocol::naming::{EditParams, Edited, PromoteParams, Promoted};
-use blobd_client::protocol::pull::{PullDone, PullProgress};
+use blobd_client::protocol::pull::{PullDone, PullProgress, PushParams, Pushed};
 use blobd_client::protocol::request::{PullParams, VerifyParams};
 use blobd_client::protocol::route::Events;
 use blobd_client::protocol::upkeep::{Verified, VerifyProgress};
@@ -42,6 +42,15 @@ pub(super) async fn pull(caller: &Caller, params: Params<PullParams>) -> Reporti
         let gauge = MemoryGauge::for_pull(&daemon.limits.memory, requester.uid());
         let pull = daemon.pull(&registry, &handle, requester, &policy, &params, events);
         ops::pull(ops::Pull { watch: Some(&watch), gauge: Some(&gauge), ..pull })
+    })
+}
+
+pub(super) async fn push(caller: &Caller, params: Params<PushParams>) -> Reporting<WorkProgress, Pushed> {
+    let (policy, handle) = (caller.policy(), Handle::current());
+    let work = Work::new(format!("push of {}", params.reference.short()), "waiting for other pushes to end");
+    work.start(caller, move |daemon, events| {
+        let (store, registry, policy) = (&daemon.store, &daemon.registry(), &policy);
+        ops::push(ops::Push { store, registry, handle: &handle, policy, params: &params, events })
     })
 }
 

@@ -91,6 +91,7 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         requested_imports,
         file_readers,
         pulls,
+        pushes,
         plans,
         inspections,
         surveys,
@@ -101,7 +102,7 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         condition: _,
         fetches: _,
     } = &daemon.work;
-    let pools: [(&'static str, &PermitPool); 20] = [
+    let pools: [(&'static str, &PermitPool); 21] = [
         ("http_connections", &limits.requesting),
         ("lasting_connections", &limits.lasting),
         ("disk_work", &limits.disk),
@@ -115,6 +116,7 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         ("requested_imports", requested_imports),
         ("file_readers", file_readers),
         ("pulls", pulls),
+        ("pushes", pushes),
         ("pull_plans", plans),
         ("inspections", inspections),
         ("surveys", surveys),

@@ -46,6 +46,8 @@ pub enum OpError {
     NotInTrash { name: String },
     #[error("model {model}: {reason}")]
     Edit { model: String, reason: String },
+    #[error("model {model}: cannot be pushed: {reason}")]
+    NotPushable { model: String, reason: String },
     #[error("model {model}: {reason}")]
     NotEditable { model: String, reason: &'static str },
     #[error(
@@ -132,6 +134,7 @@ impl OpError {
             | Self::NotAFile { .. }
             | Self::NotReadable { .. }
             | Self::PinnedTarget { .. }
+            | Self::NotPushable { .. }
             | Self::NothingToRemove
             | Self::ModelPath(_)
             | Self::FilesAndSidecars

@@ -21,7 +21,7 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd list", 0, &["llama3:8b"]),
     step("blobd stop llama3:8b", 2, &["blobd release"]),
     step("blobd run llama3:8b", 2, &["blobd exec"]),
-    step("blobd push llama3:8b", 2, &["push"]),
+    step("blobd upload llama3:8b", 2, &["blobd push"]),
     step("blobd help nothere", 2, &["nothere: no such command", "`blobd help` lists"]),
     // Names of models.
     step("blobd pull", 2, &["is missing", "usage: blobd pull"]),

@@ -65,7 +65,7 @@ const MISUSED: &[&str] = &[
     "ls --filter nothing",
     "ls --nothing",
     "nothing",
-    "push base",
+    "upload base",
     "show",
     "help nothing",
     "man nothing",

@@ -1,4 +1,4 @@
-//! Imports of folders, and of the models of other programs.
+//! Imports of folders, and of the models of other programs; pushes.
 
 use std::fs;
 use std::path::Path;
@@ -183,4 +183,15 @@ fn write_hub(folder: &Path, weights: &str) {
     let snapshot = folder.join("models--ann--pickle/snapshots").join("0".repeat(40));
     fs::create_dir_all(&snapshot).unwrap();
     fs::write(snapshot.join("pytorch_model.bin"), "a pickle").unwrap();
+}
+
+/// Pushes to a repository that has none of the files, of models from another one and from files.
+pub(super) fn pushes(session: &mut Session, sample: &Sample) {
+    let pushed = sample.registry.name("team/copy:1");
+    sample.registry.separate_repository("team/copy");
+    session.ok("push --dry-run", ["push", "base", &pushed, "--dry-run", "--insecure"]);
+    session.ok("push", ["push", &sample.registry.name("me/chat:1"), &pushed]);
+    for _ in 0..2 {
+        session.ok("push", ["push", "base", &pushed, "--limit-rate", "1GB"]);
+    }
 }

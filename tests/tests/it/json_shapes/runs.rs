@@ -17,6 +17,7 @@ use blobd_tests::store_dir::{blob_path, flip_byte, names};
 use blobd_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::imports::pushes;
 use super::sample::Sample;
 use super::session::Session;
 
@@ -137,6 +138,7 @@ fn adding(session: &mut Session, sample: &Sample) {
     session.line("rm", "packed");
     session.line("outdated", "");
     session.ok("pull", ["pull", "--all"]);
+    pushes(session, sample);
     // The second time nothing changes.
     session.line("tag", "base alias");
     session.line("tag", "base alias");

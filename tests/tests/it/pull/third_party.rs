@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use blobd_tests::command::run;
@@ -23,7 +23,7 @@ use super::{CONFIG, LICENSE, MODEL, TEMPLATE};
 
 const PROGRAM: &str = "docker-registry";
 const USER: &str = "me";
-const PASSWORD: &str = "a good password";
+pub(crate) const PASSWORD: &str = "a good password";
 /// `me:a good password` in Base64.
 const AUTHORIZATION: &str = "Basic bWU6YSBnb29kIHBhc3N3b3Jk";
 /// The same as `htpasswd -B` writes it, with the minimum cost.
@@ -31,15 +31,15 @@ const HTPASSWD: &str = "me:$2y$04$abcdefghijklmnopqrstuuVCZTFhDi5NuemONALFTadaLO
 
 /// Who may read and write.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
+pub(crate) enum Access {
     Anonymous,
     Password,
 }
 
 /// The registry with a store of its own, killed when it is dropped.
-struct ThirdPartyRegistry {
+pub(crate) struct ThirdPartyRegistry {
     child: Child,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     access: Access,
     folder: TempDir,
 }
@@ -71,7 +71,7 @@ fn in_model_runners_form(weights: &[u8]) -> Form<'_> {
 
 impl ThirdPartyRegistry {
     /// None where the program is not installed.
-    fn start(access: Access) -> Option<Self> {
+    pub(crate) fn start(access: Access) -> Option<Self> {
         let folder = tmpfs_directory();
         let path = |name: &str| folder.path().join(name);
         let mut config = json!({
@@ -116,8 +116,17 @@ impl ThirdPartyRegistry {
         fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
 
-    fn name(&self, model: &str) -> String {
+    pub(crate) fn name(&self, model: &str) -> String {
         format!("http://{}/{model}", self.address)
+    }
+
+    /// Stores a password of [`USER`] for the registry.
+    pub(crate) fn log_in(&self, daemon: &TestDaemon, config: &Path, password: &str) {
+        let secret = daemon.scratch().join("secret");
+        fs::write(&secret, password).unwrap();
+        let mut command = daemon.command().command();
+        command.args(["login", &self.address.to_string(), "-u", USER, "--password-stdin", "--config"]);
+        run(command.arg(config).stdin(File::open(secret).unwrap())).succeeds();
     }
 
     fn push(&self, repository: &str, tag: &str, (manifest_type, config_type, layers): Form<'_>) {
@@ -165,6 +174,16 @@ impl ThirdPartyRegistry {
         let status = response.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
         Ok((status, response.split("\r\n\r\n").next().unwrap_or_default().replace('\r', "")))
     }
+}
+
+/// A daemon that stores credentials beside a configuration of its own, not in that of the user who runs the tests; and the
+/// path of the configuration.
+pub(crate) fn daemon_with_credentials() -> (TestDaemon, PathBuf) {
+    let folder = tmpfs_directory();
+    let config = folder.path().join("config.toml");
+    fs::write(&config, "").unwrap();
+    let variable = format!("BLOBD_CONFIG={}", config.display());
+    (TestDaemon::start_under(&["env", &variable], folder), config)
 }
 
 impl Drop for ThirdPartyRegistry {
@@ -278,22 +297,11 @@ fn nearest_tags_of_a_real_registry_are_suggested() {
 #[test]
 fn real_registry_gets_the_password_stored_by_login() {
     let Some(registry) = ThirdPartyRegistry::start(Access::Password) else { return };
-    let folder = tmpfs_directory();
-    // Credentials are stored beside the configuration, which must not be that of the user who runs the tests.
-    let config = folder.path().join("config.toml");
-    fs::write(&config, "").unwrap();
-    let variable = format!("BLOBD_CONFIG={}", config.display());
-    let daemon = TestDaemon::start_under(&["env", &variable], folder);
+    let (daemon, config) = daemon_with_credentials();
     let weights = ModelFile::dense(1).bytes();
     registry.push("library/tiny", "latest", in_ollamas_form(&weights));
     let name = registry.name("library/tiny");
-    let login = |password: &str| {
-        let secret = daemon.scratch().join("secret");
-        fs::write(&secret, password).unwrap();
-        let mut command = daemon.command().command();
-        command.args(["login", &registry.address.to_string(), "-u", USER, "--password-stdin", "--config"]);
-        run(command.arg(&config).stdin(File::open(secret).unwrap())).succeeds();
-    };
+    let login = |password: &str| registry.log_in(&daemon, &config, password);
     daemon.command().run(["pull", &name]).exits_with(7);
     login("a wrong password");
     daemon.command().run(["pull", &name]).exits_with(7);

@@ -1,0 +1,96 @@
+//! `blobd push`
+
+use blobd_client::protocol::event::{Event, WorkProgress};
+use blobd_client::protocol::pull::{FileDelivery, PushParams, Pushed};
+use blobd_store_format::size::parse_rate;
+use clap::Args;
+
+use crate::connect::{client_error, connect, print_report, print_result};
+use crate::model_name::{ModelName, only, parse_new_name};
+use crate::output::{counted, human_bytes, print_json, printable};
+use crate::progress::{Bar, Progress};
+use crate::{ErrorBody, Global, Reference};
+
+/// Upload a model to a registry
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd push registry.example/team/tiny:q4              to the registry of its name
+  blobd push tiny:q4 registry.example/team/tiny:q4      under another name
+  blobd push tiny:q4 localhost:5000/tiny --dry-run      what the registry lacks
+  blobd push tiny:q4 lan:5000/tiny --insecure --limit-rate 20MB
+
+The manifest that the registry gets has the same bytes as in the store. Files that the registry has
+already are not sent. `blobd login HOST` stores credentials. Ctrl-C stops with exit code 130.")]
+pub(super) struct Params {
+    /// The model
+    #[arg(value_name = "REF")]
+    model: ModelName,
+    /// Publish it as [host/][path/…/]model[:tag] instead of its own name
+    #[arg(value_name = "DEST", value_parser = parse_new_name)]
+    destination: Option<Reference>,
+    /// Connect to the registry over plain HTTP
+    #[arg(long)]
+    insecure: bool,
+    /// Upload at most this many bytes per second, such as 20MB
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    limit_rate: Option<u64>,
+    /// Show what the registry has already, and upload nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let connected = connect(global)?;
+    let reference = only(global, &connected.client, &params.model)?;
+    let Params { insecure, limit_rate, dry_run, .. } = *params;
+    let destination = params.destination.clone();
+    let request = PushParams { reference, destination, insecure, limit_rate, dry_run };
+    let (progress, mut bar) = (Progress::new(global.hides_progress()), None::<Bar>);
+    let prints_progress = global.json && !global.quiet && !dry_run;
+    let mut printed = Ok(());
+    let pushed = connected.client.push(&request, |event| match event {
+        Event::Progress(event) if prints_progress => printed = print_json(&event),
+        Event::Progress(WorkProgress { total: Some(total), completed: Some(completed), .. }) => {
+            bar.get_or_insert_with(|| progress.bar("pushing", total)).set(completed, total);
+        }
+        _ => {}
+    });
+    if let Some(bar) = bar {
+        bar.clear();
+    }
+    let pushed = pushed.map_err(client_error)?;
+    printed?;
+    let print = if params.dry_run { print_result } else { print_report };
+    print(global, &pushed, render)
+}
+
+fn render(pushed: &Pushed) -> String {
+    let Pushed { destination, digest, size, .. } = pushed;
+    let destination = printable(destination);
+    let parts = [
+        (pushed.sent_bytes, if pushed.dry_run { "to send" } else { "sent" }),
+        (pushed.mounted_bytes, "mounted"),
+        (pushed.present_bytes, "there before"),
+    ];
+    let parts: Vec<_> = parts.iter().filter(|(bytes, _)| *bytes > 0).collect();
+    let sources = match parts[..] {
+        [] => String::new(),
+        [(_, what)] => format!(", all {what}"),
+        _ => {
+            let sizes = parts.iter().map(|(bytes, what)| format!("{} {what}", human_bytes(*bytes)));
+            format!(" = {}", sizes.collect::<Vec<_>>().join(" + "))
+        }
+    };
+    let replaced = match (&pushed.replaced, pushed.dry_run) {
+        (Some(before), true) => format!("  would replace {} there\n", before.short()),
+        (Some(before), false) => format!("  replaced {} there\n", before.short()),
+        (None, _) if pushed.unchanged => "  the name meant this model before\n".to_owned(),
+        (None, _) => String::new(),
+    };
+    let missing = pushed.files.iter().filter(|file| file.delivery == FileDelivery::Sent).count() as u64;
+    let files = match pushed.dry_run {
+        true => format!(" in {}", counted(missing, "missing file")),
+        false => String::new(),
+    };
+    format!("{destination} {}: {}{sources}{files}\n{replaced}", digest.short(), human_bytes(*size))
+}

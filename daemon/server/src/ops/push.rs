@@ -1,0 +1,294 @@
+//! `push`: uploads a model to a registry, read out of its tensors while it is sent.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blobd_client::protocol::event::{Phase, Progress as _, WorkProgress};
+use blobd_client::protocol::pull::{FileDelivery, PushParams, Pushed, PushedFile};
+use blobd_registry::{Delivery, Destination, RegistryClient, UploadContent, UploadError};
+use blobd_store::{FileReader, Model, Store, StoredFile};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::source::{PullSource, PulledSource};
+use bytes::Bytes;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::Sender;
+
+use super::policy::CallerPolicy;
+use super::{OpError, damage, send_progress};
+use crate::transfer::RateLimit;
+
+/// The arguments of a push.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Push<'p> {
+    pub(crate) store: &'p Arc<Store>,
+    pub(crate) registry: &'p RegistryClient,
+    /// The runtime for network I/O.
+    pub(crate) handle: &'p Handle,
+    pub(crate) policy: &'p CallerPolicy,
+    pub(crate) params: &'p PushParams,
+    /// Receives progress. The push stops when the receiver is dropped.
+    pub(crate) events: &'p Sender<WorkProgress>,
+}
+
+/// Uploads the files that the registry lacks, then the manifest, whose bytes are those of the store. Blocks the calling
+/// thread, also to read the files.
+///
+/// # Errors
+/// [`OpError`]; the registry then keeps the files that it has received wholly.
+pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
+    let Push { store, registry, handle, policy, params, events } = push;
+    send_progress(events, WorkProgress::working("reading the manifest", Phase::Reading));
+    let lease = store.liveness().leases().grant(format!("push of {}", params.reference.short()));
+    let _held = store.content().hold_lower_stores();
+    let model = store.names().leased_model(&params.reference, &lease)?;
+    policy.check_stored(store, &model, None)?;
+    damage::refuse(store, &model, &model.blob_sizes().collect::<Vec<_>>())?;
+    let name = destination_name(&model, params)?;
+    let mut destination = registry.destination(&name, params.insecure)?;
+    if let Some(source) = mount_source(store, &model, &name) {
+        destination = destination.mounting_from(source);
+    }
+    let uploads = Uploads {
+        push,
+        destination,
+        files: files(&model)?,
+        limit: RateLimit::new(params.limit_rate),
+        deliveries: RefCell::default(),
+        progress: Progress::new(events),
+    };
+    handle.block_on(async {
+        tokio::select! {
+            pushed = uploads.run(&model) => pushed,
+            () = events.closed() => {
+                Err(OpError::Internal("the client of this push has disconnected".to_owned()))
+            }
+        }
+    })
+}
+
+/// The name to publish a model as, which must not be one that nobody can push to.
+fn destination_name(model: &Model, params: &PushParams) -> Result<Reference, OpError> {
+    let name = params.destination.as_ref().unwrap_or(&model.reference);
+    if name.digest().is_some() && params.destination.is_some() {
+        return Err(OpError::PinnedTarget { name: name.to_string() });
+    }
+    if name.host() == Reference::DEFAULT_HOST && name.namespace() == Reference::DEFAULT_NAMESPACE {
+        let (host, example) = (Reference::DEFAULT_HOST, name.model());
+        return Err(OpError::NotPushable {
+            model: model.reference.short(),
+            reason: format!(
+                "{} belongs to the library of {host}, which takes no models of users; give a destination, such as \
+                 registry.example/team/{example}",
+                name.short()
+            ),
+        });
+    }
+    Ok(name.clone())
+}
+
+/// A repository of the same registry that may have the files: the one that the model comes from, or that of its name.
+fn mount_source(store: &Store, model: &Model, destination: &Reference) -> Option<String> {
+    let origin = store.names().origin(model.manifest.digest()).and_then(|origin| origin.parse().ok());
+    let origin = origin.and_then(|origin: PulledSource| match origin.source {
+        PullSource::Registry(reference) => Some(reference),
+        _ => None,
+    });
+    let mut sources = origin.into_iter().chain([model.reference.clone()]);
+    let is_other = |source: &Reference| {
+        source.host().eq_ignore_ascii_case(destination.host())
+            && source.repository() != destination.repository()
+    };
+    sources.find(is_other).map(|source| source.repository())
+}
+
+/// The files of a model without duplicates, with their names: layers first, the configuration last.
+fn files(model: &Model) -> Result<Vec<(&StoredFile, String)>, OpError> {
+    let mut seen = BTreeSet::new();
+    let mut files: Vec<_> = model.files.iter().zip(model.manifest.names()).collect();
+    let configs = files.len().min(1);
+    files.rotate_left(configs);
+    files.retain(|(file, _)| seen.insert(file.descriptor.digest));
+    let named = |(file, name): (&'_ StoredFile, Option<&str>)| {
+        name.map_or_else(|| file.descriptor.media_type.component().to_owned(), str::to_owned)
+    };
+    let packed =
+        files.iter().find(|(file, _)| file.recipe.as_ref().is_some_and(|recipe| recipe.unpacked().is_some()));
+    if let Some((file, name)) = packed {
+        let reason = format!(
+            "{} was stored decompressed, and its compressed form cannot be made again",
+            named((file, *name))
+        );
+        return Err(OpError::NotPushable { model: model.reference.short(), reason });
+    }
+    Ok(files.into_iter().map(|(file, name)| (file, named((file, name)))).collect())
+}
+
+/// The files that are uploaded at the same time.
+const AT_ONCE: usize = 4;
+
+/// Works on some items at a time; the first error ends all.
+async fn each<'i, T, F: Future<Output = Result<(), OpError>>>(
+    items: &'i [T],
+    work: impl Fn(&'i T) -> F,
+) -> Result<(), OpError> {
+    let next = Cell::new(0);
+    let worker = || async {
+        while let Some(item) = items.get(next.replace(next.get() + 1)) {
+            Box::pin(work(item)).await?;
+        }
+        Ok(())
+    };
+    let [first, second, third, fourth] = std::array::from_fn::<_, AT_ONCE, _>(|_| worker());
+    tokio::try_join!(first, second, third, fourth).map(|_all| ())
+}
+
+struct Uploads<'u> {
+    push: Push<'u>,
+    destination: Destination,
+    files: Vec<(&'u StoredFile, String)>,
+    limit: RateLimit,
+    deliveries: RefCell<BTreeMap<Digest, FileDelivery>>,
+    progress: Progress<'u>,
+}
+
+impl Uploads<'_> {
+    async fn run(&self, model: &Model) -> Result<Pushed, OpError> {
+        let Push { store, registry, params, events, .. } = self.push;
+        let status = format!("asking {}", self.destination.reference().host());
+        send_progress(events, WorkProgress::working(status, Phase::Resolving));
+        let before = registry.pushed_manifest(&self.destination).await?;
+        each(&self.files, |(file, _)| self.ask_for(file)).await?;
+        let missing = |(file, _): &&(&StoredFile, String)| self.delivery(file) == FileDelivery::Sent;
+        let missing: Vec<&StoredFile> = self.files.iter().filter(missing).map(|(file, _)| *file).collect();
+        let digest = model.manifest.digest();
+        if !params.dry_run {
+            self.progress.expect(missing.iter().map(|file| file.descriptor.size));
+            each(&missing, |file| self.send(store, file)).await?;
+            if before != Some(digest) || !missing.is_empty() {
+                send_progress(events, WorkProgress::working("publishing the manifest", Phase::Committing));
+                registry.push_manifest(&self.destination, &model.manifest).await?;
+            }
+        }
+        Ok(self.pushed(model, before))
+    }
+
+    async fn ask_for(&self, file: &StoredFile) -> Result<(), OpError> {
+        let digest = file.descriptor.digest;
+        let is_present = self.push.registry.has_blob(&self.destination, digest).await?;
+        let delivery = if is_present { FileDelivery::Present } else { FileDelivery::Sent };
+        self.deliveries.borrow_mut().insert(digest, delivery);
+        Ok(())
+    }
+
+    async fn send(&self, store: &Store, file: &StoredFile) -> Result<(), OpError> {
+        let Self { progress, limit, .. } = self;
+        let mut content = Content { reader: FileReader::new(store.content(), file), file, progress, limit };
+        let sent = self.push.registry.push_blob(&self.destination, &file.descriptor, &mut content).await;
+        let delivery = match sent {
+            Ok(Delivery::Mounted) => FileDelivery::Mounted,
+            Ok(Delivery::Present | Delivery::Sent) => FileDelivery::Sent,
+            Err(UploadError::Registry(error)) => return Err(error.into()),
+            Err(UploadError::Content(error)) => return Err(error),
+        };
+        progress.set(file.descriptor.digest, file.descriptor.size);
+        self.deliveries.borrow_mut().insert(file.descriptor.digest, delivery);
+        Ok(())
+    }
+
+    fn delivery(&self, file: &StoredFile) -> FileDelivery {
+        self.deliveries.borrow().get(&file.descriptor.digest).copied().unwrap_or(FileDelivery::Sent)
+    }
+
+    fn pushed(&self, model: &Model, before: Option<Digest>) -> Pushed {
+        let digest = model.manifest.digest();
+        let file = |(file, name): &(&StoredFile, String)| PushedFile {
+            name: name.clone(),
+            digest: file.descriptor.digest,
+            size: file.descriptor.size,
+            delivery: self.delivery(file),
+        };
+        let files: Vec<PushedFile> = self.files.iter().map(file).collect();
+        let bytes = |wanted: &[FileDelivery]| {
+            let sizes = files.iter().filter(|file| wanted.contains(&file.delivery)).map(|file| file.size);
+            sizes.fold(0, u64::saturating_add)
+        };
+        let [sent, mounted, present] = [FileDelivery::Sent, FileDelivery::Mounted, FileDelivery::Present];
+        Pushed {
+            name: model.reference.short(),
+            destination: self.destination.reference().to_string(),
+            digest,
+            replaced: before.filter(|before| *before != digest),
+            unchanged: before == Some(digest),
+            size: bytes(&[sent, mounted, present]),
+            sent_bytes: bytes(&[sent]),
+            mounted_bytes: bytes(&[mounted]),
+            present_bytes: bytes(&[present]),
+            files,
+            dry_run: self.push.params.dry_run,
+        }
+    }
+}
+
+/// A stored file while it is sent.
+struct Content<'c> {
+    reader: FileReader<'c>,
+    file: &'c StoredFile,
+    progress: &'c Progress<'c>,
+    limit: &'c RateLimit,
+}
+
+/// The bytes that are read at once. A connection must take as many within the time limit for silence.
+const CHUNK_BYTES: u64 = 128 << 10;
+
+impl UploadContent for Content<'_> {
+    type Error = OpError;
+
+    async fn read(&mut self, offset: u64) -> Result<Bytes, OpError> {
+        self.progress.set(self.file.descriptor.digest, offset);
+        let end = offset.saturating_add(CHUNK_BYTES).min(self.file.descriptor.size);
+        let bytes = self.reader.read_range(offset..end)?;
+        if bytes.is_empty() {
+            return Err(OpError::Internal(format!("{}: ends at {offset}", self.file.descriptor.digest)));
+        }
+        self.limit.wait(bytes.len() as u64).await;
+        Ok(bytes.into())
+    }
+}
+
+/// Adds up how much of all files has been sent, and tells the client now and then.
+struct Progress<'p> {
+    events: &'p Sender<WorkProgress>,
+    total: Cell<u64>,
+    completed: RefCell<BTreeMap<Digest, u64>>,
+    last_event: Cell<Option<Instant>>,
+}
+
+impl<'p> Progress<'p> {
+    const INTERVAL: Duration = Duration::from_millis(100);
+
+    fn new(events: &'p Sender<WorkProgress>) -> Self {
+        Self { events, total: Cell::new(0), completed: RefCell::default(), last_event: Cell::new(None) }
+    }
+
+    fn expect(&self, sizes: impl Iterator<Item = u64>) {
+        self.total.set(sizes.fold(0, u64::saturating_add));
+    }
+
+    fn set(&self, file: Digest, completed: u64) {
+        self.completed.borrow_mut().insert(file, completed);
+        let sum = self.completed.borrow().values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+        let is_last = sum == self.total.get();
+        if !is_last && self.last_event.get().is_some_and(|last| last.elapsed() < Self::INTERVAL) {
+            return;
+        }
+        self.last_event.set(Some(Instant::now()));
+        let (total, completed) = (Some(self.total.get()), Some(sum));
+        send_progress(
+            self.events,
+            WorkProgress { total, completed, ..WorkProgress::working("sending", Phase::Sending) },
+        );
+    }
+}
