@@ -155,7 +155,7 @@ impl BegunFile<'_> {
         let is_shared = plan.blobs().iter().any(|blob| blob.shared_group().is_some());
         let assembler = Assembler::new(ingest.staging(), plan).continuing(shared);
         stored.into_iter().for_each(|(blob, digest)| assembler.take_stored(blob, digest));
-        let file = assembler.store_in_order(&mut content, &mut |blob| ingest.add_blob(blob).map(drop));
+        let file = assembler.store_in_order(&mut content, ingest);
         let file = file.map_err(|error| difference(ingest, error))?;
         let digest = file.digest;
         match is_shared {

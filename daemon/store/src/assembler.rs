@@ -18,7 +18,7 @@ use blobd_sha256::Sha256;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::recipe::{Recipe, RecipeError};
-use blobd_store_format::split::{Part, SplitPlan, Target};
+use blobd_store_format::split::{BlobContent, Part, PlannedBlob, SplitPlan, Target};
 use tracing_mutex::stdsync::Mutex;
 
 use crate::bounded_read::read_exact;
@@ -105,6 +105,9 @@ impl HashedFile {
     }
 }
 
+/// A file of this size costs more than the hash of its bytes.
+const SMALL_BLOB_BYTES: u64 = 64 << 10;
+
 /// Where bytes of the file are that have arrived, and their offset there.
 enum Source {
     File(PathBuf, u64),
@@ -166,6 +169,34 @@ impl Assembler {
             position = position.saturating_add(part.bytes.len() as u64);
         }
         Ok(())
+    }
+
+    /// Writes the next bytes of a file that is stored in order, without those of small blobs, which the hasher writes.
+    fn write_all_but_small(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let mut position = offset;
+        for part in self.parts(offset, bytes)? {
+            let end = position.saturating_add(part.bytes.len() as u64);
+            match self.is_small(&part) {
+                true => lock(&self.state).arrived.insert(position..end),
+                false => self.write(position, part.bytes)?,
+            }
+            position = end;
+        }
+        Ok(())
+    }
+
+    /// Whether these bytes are a whole blob that is worth less than a file.
+    fn is_small(&self, part: &Part<'_>) -> bool {
+        let Target::Blob { blob, offset_in_blob: 0 } = part.target else { return false };
+        let Some(planned) = self.plan.blobs().get(blob) else { return false };
+        let is_whole = planned.size == part.bytes.len() as u64;
+        is_whole && planned.size <= SMALL_BLOB_BYTES && self.is_own(blob, planned)
+    }
+
+    /// Whether a blob is neither in the store, nor the file itself, nor shared with other files, nor in `partial/`.
+    fn is_own(&self, blob: usize, planned: &PlannedBlob) -> bool {
+        let is_part = !matches!(planned.content, BlobContent::File | BlobContent::SharedGroup { .. });
+        is_part && self.partial.is_none() && self.stored_blob(blob).is_none()
     }
 
     fn write_part(&self, offset_in_file: u64, part: &Part<'_>) -> Result<(), StoreError> {

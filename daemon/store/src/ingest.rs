@@ -16,6 +16,7 @@ use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use tracing::Span;
 
+use crate::assembler::BlobSink;
 use crate::leases::Lease;
 use crate::ledger::charge_limit::{Account, ChargeLimit};
 use crate::liveness::EvictionObserver;
@@ -293,10 +294,7 @@ impl Ingest {
     /// Adds a finished blob. A duplicate is removed immediately, so that it takes no disk space.
     pub fn add_blob(&mut self, blob: StagedBlob) -> Result<Digest, StoreError> {
         let digest = blob.digest;
-        // Before the check whether it exists, or a collection could delete it in between.
-        self.lease.protect(digest);
-        if self.new.contains(&digest) || self.is_stored(digest, blob.size)? {
-            self.reused_bytes += blob.size;
+        if self.reuses(digest, blob.size)? {
             self.staging.discard(&blob)?;
             return Ok(digest);
         }
@@ -312,15 +310,21 @@ impl Ingest {
     /// Stages and adds a blob from memory, unless the store has it.
     pub fn add_bytes(&mut self, bytes: &[u8]) -> Result<Digest, StoreError> {
         let (digest, size) = (Digest::of(bytes), bytes.len() as u64);
-        // Before the check, or a collection could delete it in between.
-        self.lease.protect(digest);
-        if self.is_stored(digest, size)? {
-            self.note_reused(size);
+        if self.has(digest, size)? {
             return Ok(digest);
         }
         let mut writer = self.staging.stage(bytes.len() as u64);
         writer.append(bytes)?;
         self.add_blob(writer.finish()?)
+    }
+
+    /// Leases a blob, and counts it as reused if it was added or is stored.
+    fn reuses(&mut self, digest: Digest, size: u64) -> Result<bool, StoreError> {
+        // Before the check, or a collection could delete it in between.
+        self.lease.protect(digest);
+        let is_known = self.new.contains(&digest) || self.is_stored(digest, size)?;
+        self.note_reused(if is_known { size } else { 0 });
+        Ok(is_known)
     }
 
     /// Adds a recipe whose blobs were added or are stored.
@@ -402,6 +406,20 @@ impl Ingest {
 /// How many times longer the form of an earlier version can be: its shortest pieces, of 31 bytes in the current form, had
 /// 104, because they had digests.
 const LONGEST_EARLIER_FORM: u64 = 4;
+
+impl BlobSink for Ingest {
+    fn has(&mut self, digest: Digest, size: u64) -> Result<bool, StoreError> {
+        let is_known = self.reuses(digest, size)?;
+        if is_known {
+            self.staging.pass_over(size);
+        }
+        Ok(is_known)
+    }
+
+    fn add(&mut self, blob: StagedBlob) -> Result<(), StoreError> {
+        self.add_blob(blob).map(drop)
+    }
+}
 
 impl Drop for Ingest {
     fn drop(&mut self) {

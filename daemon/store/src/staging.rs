@@ -100,6 +100,14 @@ impl Staging {
         self.expect(sizes.into_iter().map(|size| space.on_disk(size)).fold(0, u64::saturating_add));
     }
 
+    /// Gives up the space of a file of this size that need not be written.
+    pub(crate) fn pass_over(&self, size: u64) {
+        let space = self.0.store.ledger.space();
+        let bytes = space.on_disk(size);
+        spend(&self.0.expected, bytes);
+        space.release_promise(spend(&self.0.promised, bytes));
+    }
+
     pub(crate) fn next_path(&self) -> PathBuf {
         let number = self.0.next_file.fetch_add(1, Ordering::Relaxed);
         self.0.directory.join(number.to_string())

@@ -232,8 +232,7 @@ impl<'s> ArchiveStream<'s> {
         let assembler = Assembler::new(self.ingest.staging(), plan);
         let (job, requested) = (self.job, VecDeque::new());
         let mut source = Part { job, start, taken: 0, content: &mut self.content, requested };
-        let ingest = &mut *self.ingest;
-        let stored = assembler.store_in_order(&mut source, &mut |blob| ingest.add_blob(blob).map(drop));
+        let stored = assembler.store_in_order(&mut source, self.ingest);
         let stored = match stored {
             Ok(stored) => stored,
             Err(error) => {

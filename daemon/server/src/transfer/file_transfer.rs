@@ -58,7 +58,7 @@ impl Transfer<'_> {
             let run = Arc::clone(&fetch).run(self.whole.take(), to_writer);
             let task = job.handle.spawn(run.in_current_span());
             let mut staged = Vec::new();
-            let mut sink = |blob| {
+            let mut sink = |blob: StagedBlob| {
                 staged.push(blob);
                 Ok(())
             };

@@ -11,8 +11,24 @@ use crate::bounded_read::read_exact;
 use crate::seal::StagedBlob;
 use crate::{StoreError, lock};
 
-/// Receives each blob when it is completely hashed.
-pub type BlobSink<'s> = dyn FnMut(StagedBlob) -> Result<(), StoreError> + Send + 's;
+/// Receives the blobs of a file when they are completely hashed.
+pub trait BlobSink: Send {
+    /// Whether a blob is there already, so that no file is needed for it. Only asked for small blobs, of files that are
+    /// stored in order.
+    fn has(&mut self, digest: Digest, size: u64) -> Result<bool, StoreError>;
+
+    fn add(&mut self, blob: StagedBlob) -> Result<(), StoreError>;
+}
+
+impl<F: FnMut(StagedBlob) -> Result<(), StoreError> + Send> BlobSink for F {
+    fn has(&mut self, _digest: Digest, _size: u64) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
+    fn add(&mut self, blob: StagedBlob) -> Result<(), StoreError> {
+        self(blob)
+    }
+}
 
 /// Hashes a file that an assembler has written, or that is read from the store.
 pub(super) struct FileHasher<'a> {
@@ -24,6 +40,8 @@ pub(super) struct FileHasher<'a> {
     open: BTreeMap<usize, BlobHash>,
     digests: Vec<Option<Digest>>,
     literals: Vec<Vec<u8>>,
+    /// Whether small blobs have no file yet.
+    stores_small: bool,
 }
 
 /// The digest of a blob in progress. The members of an expert group may be in the file in any order, so bytes that come
@@ -39,7 +57,7 @@ pub(super) struct BlobHash {
 impl<'a> FileHasher<'a> {
     /// Blobs that are read from the store have their digest already. If one is not what the file needs, the digest of
     /// the whole file will be wrong.
-    pub(super) fn new(assembler: &'a Assembler) -> Self {
+    pub(super) fn new(assembler: &'a Assembler, stores_small: bool) -> Self {
         let (plan, stored) = (assembler.plan(), assembler.stored());
         Self {
             assembler,
@@ -48,18 +66,22 @@ impl<'a> FileHasher<'a> {
             open: std::mem::take(&mut lock(&assembler.state).hashes),
             digests: (0..plan.blobs().len()).map(|blob| stored.get(&blob).copied()).collect(),
             literals: vec![Vec::new(); plan.literal_count()],
+            stores_small,
         }
     }
 
-    /// Hashes the next bytes, which must be in their blobs' files already.
-    pub(super) fn push(&mut self, bytes: &[u8], sink: &mut BlobSink<'_>) -> Result<(), StoreError> {
+    /// Hashes the next bytes, which must be in their blobs' files already, except those of small blobs.
+    pub(super) fn push(&mut self, bytes: &[u8], sink: &mut dyn BlobSink) -> Result<(), StoreError> {
         let parts = self.assembler.parts(self.position, bytes)?;
         self.position = self.position.saturating_add(bytes.len() as u64);
         parts.iter().try_for_each(|part| self.push_part(part, sink))
     }
 
-    fn push_part(&mut self, part: &Part<'_>, sink: &mut BlobSink<'_>) -> Result<(), StoreError> {
+    fn push_part(&mut self, part: &Part<'_>, sink: &mut dyn BlobSink) -> Result<(), StoreError> {
         match part.target {
+            Target::Blob { blob, .. } if self.stores_small && self.assembler.is_small(part) => {
+                self.push_small(blob, part, sink)
+            }
             Target::Blob { blob, offset_in_blob } if self.needs_own_hash(blob) => {
                 self.push_to_blob(blob, offset_in_blob, part.bytes, sink)
             }
@@ -77,6 +99,27 @@ impl<'a> FileHasher<'a> {
         }
     }
 
+    /// Hashes a whole small blob, and writes its file only if the blob is new.
+    fn push_small(
+        &mut self,
+        blob: usize,
+        part: &Part<'_>,
+        sink: &mut dyn BlobSink,
+    ) -> Result<(), StoreError> {
+        let mut hash = Sha256::new();
+        update_both(&mut self.file, part.bytes, &mut hash, part.bytes);
+        let digest = Digest::from_bytes(hash.finish());
+        if sink.has(digest, part.bytes.len() as u64)? {
+            if let Some(entry) = self.digests.get_mut(blob) {
+                *entry = Some(digest);
+            }
+            return Ok(());
+        }
+        // Its only part, so its place in the file does not matter.
+        self.assembler.write_part(0, part)?;
+        self.complete(blob, digest, sink)
+    }
+
     /// False if the digest is known, or if the blob is the whole file.
     fn needs_own_hash(&self, blob: usize) -> bool {
         let content = self.assembler.plan().blobs().get(blob).map(|planned| planned.content);
@@ -88,7 +131,7 @@ impl<'a> FileHasher<'a> {
         blob: usize,
         offset: u64,
         bytes: &[u8],
-        sink: &mut BlobSink<'_>,
+        sink: &mut dyn BlobSink,
     ) -> Result<(), StoreError> {
         let open = self.open.entry(blob).or_default();
         if offset == open.hashed {
@@ -108,14 +151,14 @@ impl<'a> FileHasher<'a> {
         Ok(())
     }
 
-    fn complete(&mut self, blob: usize, digest: Digest, sink: &mut BlobSink<'_>) -> Result<(), StoreError> {
+    fn complete(&mut self, blob: usize, digest: Digest, sink: &mut dyn BlobSink) -> Result<(), StoreError> {
         if let Some(entry) = self.digests.get_mut(blob) {
             *entry = Some(digest);
         }
-        sink(self.assembler.staged_blob(blob, digest)?)
+        sink.add(self.assembler.staged_blob(blob, digest)?)
     }
 
-    pub(super) fn finish(mut self, sink: &mut BlobSink<'_>) -> Result<HashedFile, StoreError> {
+    pub(super) fn finish(mut self, sink: &mut dyn BlobSink) -> Result<HashedFile, StoreError> {
         let expected = self.assembler.plan().file_size();
         if self.position != expected {
             return Err(StoreError::FileSize { found: self.position, expected });

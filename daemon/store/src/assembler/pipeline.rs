@@ -36,16 +36,17 @@ pub trait RangeSource {
 pub const CHUNKS_IN_USE: usize = REQUESTED_AHEAD + 2;
 
 impl Assembler {
-    /// Writes and hashes a whole file, and passes each blob to `sink` when it is complete.
+    /// Writes and hashes a whole file, and passes each blob to `sink` when it is complete. A small blob that `sink` has is
+    /// not written: a quantised model has tens of thousands of scalars, most of them equal.
     pub fn store_in_order<S: RangeSource>(
         &self,
         source: &mut S,
-        sink: &mut BlobSink<'_>,
+        sink: &mut dyn BlobSink,
     ) -> Result<HashedFile, S::Error> {
         thread::scope(|scope| {
             let (to_hasher, written) = channel();
             let span = Span::current();
-            let hasher = scope.spawn(move || span.in_scope(|| self.hash_chunks(&written, sink)));
+            let hasher = scope.spawn(move || span.in_scope(|| self.hash_chunks(&written, true, sink)));
             let wrote = self.write_in_order(source, &to_hasher);
             // So that the hasher ends.
             drop(to_hasher);
@@ -61,12 +62,12 @@ impl Assembler {
     pub fn hash_as_it_arrives(
         &self,
         wait: &mut dyn FnMut(u64) -> Option<u64>,
-        sink: &mut BlobSink<'_>,
+        sink: &mut dyn BlobSink,
     ) -> Result<Option<HashedFile>, StoreError> {
         thread::scope(|scope| {
             let (to_hasher, arrived) = sync_channel(READ_BACK_WAITING);
             let span = Span::current();
-            let hasher = scope.spawn(move || span.in_scope(|| self.hash_chunks(&arrived, sink)));
+            let hasher = scope.spawn(move || span.in_scope(|| self.hash_chunks(&arrived, false, sink)));
             let read = self.read_arrived(&to_hasher, wait);
             drop(to_hasher);
             let hashed = join(hasher);
@@ -91,7 +92,7 @@ impl Assembler {
             }
             let Some(offset) = requested.pop_front() else { return Ok(()) };
             let chunk = source.receive()?;
-            self.write(offset, chunk.as_ref())?;
+            self.write_all_but_small(offset, chunk.as_ref())?;
             if to_hasher.send(chunk).is_err() {
                 return Ok(());
             }
@@ -122,9 +123,10 @@ impl Assembler {
     fn hash_chunks<C: AsRef<[u8]>>(
         &self,
         written: &Receiver<C>,
-        sink: &mut BlobSink<'_>,
+        stores_small: bool,
+        sink: &mut dyn BlobSink,
     ) -> Result<HashedFile, StoreError> {
-        let mut hasher = FileHasher::new(self);
+        let mut hasher = FileHasher::new(self, stores_small);
         for chunk in written {
             hasher.push(chunk.as_ref(), sink)?;
         }

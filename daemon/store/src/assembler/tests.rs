@@ -285,7 +285,7 @@ fn hash_of_an_incomplete_file_is_refused() {
     let ingest = begin(&store);
     let (file, plan) = expert_group([0, 1, 2, 3]);
     let assembler = Assembler::new(ingest.staging(), plan);
-    let mut hasher = hash::FileHasher::new(&assembler);
+    let mut hasher = hash::FileHasher::new(&assembler, false);
     assembler.write(0, &file[..700]).unwrap();
     hasher.push(&file[..700], &mut |_| Ok(())).unwrap();
     let refused = hasher.finish(&mut |_| Ok(()));
@@ -306,4 +306,62 @@ fn space_of_a_staged_file_is_taken_ahead_unless_that_is_slow() {
     assert_eq!(store.ledger.used_bytes() - before, store.ledger.size_on_disk(length));
     writer.append(&vec![7; 99_999]).unwrap();
     assert_eq!(store.ledger.used_bytes() - before, store.ledger.size_on_disk(100_000));
+}
+
+/// Counts the files that are created and removed.
+#[derive(Debug, Default)]
+struct CountingDisk {
+    created: AtomicUsize,
+    removed: AtomicUsize,
+}
+
+impl crate::Disk for CountingDisk {
+    fn create_file(&self, root: &crate::disk::Root, path: &Path, mode: u32) -> std::io::Result<File> {
+        self.created.fetch_add(1, Ordering::SeqCst);
+        crate::disk::KernelDisk.create_file(root, path, mode)
+    }
+
+    fn remove_file(&self, root: &crate::disk::Root, path: &Path) -> std::io::Result<()> {
+        self.removed.fetch_add(1, Ordering::SeqCst);
+        crate::disk::KernelDisk.remove_file(root, path)
+    }
+}
+
+/// A file of scalars with these values, and its plan.
+fn scalars(values: &[u8]) -> (Vec<u8>, SplitPlan) {
+    let mut writer = GgufWriter::new();
+    for number in 0..values.len() {
+        writer.tensor(&format!("blk.{number}.input_scale"), GgmlType::I8, &[32]).unwrap();
+    }
+    let mut file = writer.header().unwrap();
+    let header = Header::parse(&file).unwrap();
+    let plan = SplitPlan::new(header.file_layout((file.len() + 32 * values.len()) as u64).unwrap());
+    values.iter().for_each(|value| file.extend([*value; 32]));
+    (file, plan)
+}
+
+#[test]
+fn equal_small_blobs_take_one_file_and_stored_ones_none() {
+    let disk = Arc::new(CountingDisk::default());
+    let options = crate::StoreOptions { disk: disk.clone(), ..Default::default() };
+    let (_folder, store) = crate::testing::new_store_with(options);
+    crate::testing::add_blobs(&store, [[9; 32]]);
+    let before = store.ledger.used_bytes();
+    let [created, removed] = [&disk.created, &disk.removed].map(|count| count.load(Ordering::SeqCst));
+    let mut ingest = begin(&store);
+    // The header and the blobs 1 and 2 are new.
+    let (file, plan) = scalars(&[1, 1, 2, 9, 1, 9, 2, 1, 1, 1]);
+    let sizes: Vec<u64> = plan.blobs().iter().map(|blob| blob.size).collect();
+    ingest.admit(sizes.iter().copied()).unwrap();
+    let assembler = Assembler::new(ingest.staging(), plan);
+    let hashed = assembler.store_in_order(&mut Slice::new(&file), &mut ingest).unwrap();
+    assert_eq!(hashed.digest, Digest::of(&file));
+    assert_eq!(hashed.blobs()[1..4], [1, 1, 2].map(|value| Digest::of(&[value; 32])));
+    assert_eq!(staged(&store).len(), 3);
+    assert_eq!(disk.created.load(Ordering::SeqCst) - created, 3);
+    assert_eq!(disk.removed.load(Ordering::SeqCst) - removed, 0);
+    drop(assembler);
+    ingest.commit_blobs().unwrap();
+    let new = [file.len() as u64 - 10 * 32, 32, 32].map(|size| store.ledger.size_on_disk(size));
+    assert_eq!(store.ledger.used_bytes() - before, new.iter().sum::<u64>());
 }
