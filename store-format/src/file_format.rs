@@ -32,6 +32,8 @@ pub struct FileFormat {
     format: TensorFormat,
     title: &'static str,
     extension: &'static str,
+    /// Others that files of this format have, with the dot.
+    other_extensions: &'static [&'static str],
     /// The longest header with padding, in bytes.
     max_header_bytes: u64,
     /// Whether a file that starts with these bytes, at most [`START_BYTES`], has the format. False as long as they can be
@@ -71,7 +73,7 @@ impl FileFormat {
         self.title
     }
 
-    /// The file name extension, with the dot.
+    /// The usual file name extension, with the dot.
     pub const fn extension(&self) -> &'static str {
         self.extension
     }
@@ -86,10 +88,13 @@ impl FileFormat {
         FORMATS.into_iter().find_map(|format| Some((format.stem_of(path)?, format)))
     }
 
-    /// The part of a path before the extension of this format; `None` if it has another one. Ignores case.
+    /// The part of a path before an extension of this format; `None` if it has another one. Ignores case.
     pub fn stem_of<'p>(&self, path: &'p str) -> Option<&'p str> {
-        let (stem, end) = path.split_at_checked(path.len().checked_sub(self.extension.len())?)?;
-        end.eq_ignore_ascii_case(self.extension).then_some(stem)
+        let mut extensions = std::iter::once(&self.extension).chain(self.other_extensions);
+        extensions.find_map(|extension| {
+            let (stem, end) = path.split_at_checked(path.len().checked_sub(extension.len())?)?;
+            end.eq_ignore_ascii_case(extension).then_some(stem)
+        })
     }
 
     /// The format of a file according to its manifest entry. `None` if the file has no tensors, is an
@@ -358,6 +363,7 @@ mod tests {
             stem("a/model-00001-of-00002.SafeTensors"),
             Some(("a/model-00001-of-00002", "safetensors"))
         );
+        assert_eq!(stem("flux/ae.SFT"), Some(("flux/ae", "safetensors")));
         for path in ["", "x.gguf.txt", "gguf", "größe", "safetensors", "x.safetensors.index.json"] {
             assert_eq!(stem(path), None, "{path}");
         }

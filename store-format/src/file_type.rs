@@ -43,13 +43,24 @@ pub fn split_file_type(stem: &str) -> Option<(&str, &str)> {
     }
 }
 
-/// The name of one shard: `STEM-00002-of-00003.gguf`.
+/// The name of one shard: `STEM-00002-of-00003.gguf`, or, as diffusers once named those of a variant,
+/// `STEM-00002-of-00003.fp16.safetensors`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardName<'n> {
-    stem: &'n str,
+    set: ShardSetName<'n>,
     number: usize,
+    /// The extension as it is written, with the dot.
+    extension: &'n str,
+}
+
+/// What the names of all shards of a model have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ShardSetName<'n> {
+    stem: &'n str,
+    /// With the dot; empty without a variant.
+    variant: &'n str,
+    format: &'static str,
     count: usize,
-    extension: &'static str,
 }
 
 impl<'n> ShardName<'n> {
@@ -58,16 +69,20 @@ impl<'n> ShardName<'n> {
 
     /// Parses the path of a shard; `None` for another file.
     pub fn from_path(path: &'n str) -> Option<Self> {
-        let (stem, format) = FileFormat::split_name(path)?;
-        let (rest, count) = stem.rsplit_once("-of-")?;
+        let (whole_stem, format) = FileFormat::split_name(path)?;
+        let (rest, end) = whole_stem.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;
+        let (count, variant) = end.split_at(end.find('.').unwrap_or(end.len()));
         let read = |digits: &str| {
             let is_number = digits.len() == 5 && digits.bytes().all(|digit| digit.is_ascii_digit());
             is_number.then(|| digits.parse::<usize>().ok()).flatten()
         };
         let (number, count) = (read(number)?, read(count)?);
         let is_one = (1..=count).contains(&number) && count <= Self::MAX_COUNT;
-        is_one.then_some(Self { stem, number, count, extension: format.extension() })
+        let has_variant = !format.tensor_format().is_gguf() && is_variant(variant);
+        let set = ShardSetName { stem, variant, format: format.name(), count };
+        let extension = path.get(whole_stem.len()..)?;
+        (is_one && (variant.is_empty() || has_variant)).then_some(Self { set, number, extension })
     }
 
     /// The number of the shard, from 1.
@@ -76,22 +91,39 @@ impl<'n> ShardName<'n> {
     }
 
     pub const fn count(&self) -> usize {
-        self.count
+        self.set.count
+    }
+
+    pub const fn set(&self) -> ShardSetName<'n> {
+        self.set
     }
 
     /// The paths of all shards of this model, in order.
     pub fn all(&self) -> Vec<String> {
-        let Self { stem, count, extension, .. } = self;
-        (1..=*count).map(|number| format!("{stem}-{number:05}-of-{count:05}{extension}")).collect()
+        let Self { set: ShardSetName { stem, variant, count, .. }, extension, .. } = self;
+        (1..=*count).map(|number| format!("{stem}-{number:05}-of-{count:05}{variant}{extension}")).collect()
     }
 
     /// A file name without extension and shard number.
     pub fn stem_of(name: &str) -> &str {
         match ShardName::from_path(name) {
-            Some(shard) => shard.stem,
+            Some(shard) => shard.set.stem,
             None => FileFormat::split_name(name).map_or(name, |(stem, _format)| stem),
         }
     }
+}
+
+impl ShardSetName<'_> {
+    /// As text, without the number of the shards.
+    pub fn text(&self) -> String {
+        [self.stem, self.variant].concat()
+    }
+}
+
+/// Whether a text is the name of a variant, such as `.fp16` or `.non_ema`.
+fn is_variant(text: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    text.strip_prefix('.').is_some_and(|name| !name.is_empty() && name.bytes().all(is_letter))
 }
 
 const SEPARATORS: [char; 2] = ['-', '.'];

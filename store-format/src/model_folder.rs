@@ -258,8 +258,7 @@ fn repeated_tensors(files: &BTreeMap<&str, BTreeMap<&str, u64>>) -> Vec<FolderFa
     for (path, tensors) in files {
         let Some(shard) = ShardName::from_path(path) else { continue };
         for tensor in tensors.keys() {
-            let first =
-                *first_shards.entry((ShardName::stem_of(path), shard.count(), *tensor)).or_insert(*path);
+            let first = *first_shards.entry((shard.set(), *tensor)).or_insert(*path);
             if first != *path && faults.len() < MAX_NAMED {
                 let [first, second] = [first, path].map(str::to_owned);
                 faults.push(FolderFault::TensorTwice { tensor: (*tensor).to_owned(), first, second });
@@ -364,7 +363,7 @@ fn faults_of_numbers(known: &Known<'_>, indexes: &[ShardIndex]) -> Vec<FolderFau
     // Of an index without shards too.
     let with_index: BTreeSet<&str> = indexes.iter().map(|index| folder_of(index.path())).collect();
     let (mut faults, mut seen) = (Vec::new(), BTreeSet::new());
-    let mut sets: BTreeMap<(&str, &str), &str> = BTreeMap::new();
+    let mut sets: BTreeMap<String, &str> = BTreeMap::new();
     let safetensors = |path: &&&str| FileFormat::SAFETENSORS.stem_of(path).is_some();
     for path in known.taken.iter().filter(safetensors) {
         let Some(shard) = ShardName::from_path(path).filter(|_| !indexed.contains(path)) else { continue };
@@ -374,7 +373,7 @@ fn faults_of_numbers(known: &Known<'_>, indexes: &[ShardIndex]) -> Vec<FolderFau
         }
         let all = shard.all();
         if seen.insert(all.first().cloned().unwrap_or_default()) {
-            let first = *sets.entry((folder_of(path), ShardName::stem_of(path))).or_insert(path);
+            let first = *sets.entry(shard.set().text()).or_insert(path);
             if first != *path {
                 let (first, second) = (first.to_owned(), (*path).to_owned());
                 faults.push(FolderFault::SeveralSets { first, second });

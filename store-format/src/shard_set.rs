@@ -303,10 +303,7 @@ fn number_text(number: Option<u64>) -> String {
 /// The number of a shard, from 1, if it is one of the model that the other shard is of.
 fn same_model(name: &str, other: &str) -> Option<usize> {
     let (shard, other_shard) = (ShardName::from_path(name)?, ShardName::from_path(other)?);
-    let format = |name| FileFormat::split_name(name).map(|(_stem, format)| format.name());
-    let is_same = (ShardName::stem_of(name), shard.count(), format(name))
-        == (ShardName::stem_of(other), other_shard.count(), format(other));
-    is_same.then(|| shard.number())
+    (shard.set() == other_shard.set()).then(|| shard.number())
 }
 
 /// If one of the files is a part of a file that was cut: its name, and the command that joins the parts.

@@ -9,6 +9,7 @@ pub(super) static FORMAT: FileFormat = FileFormat {
     format: TensorFormat::Gguf,
     title: "GGUF",
     extension: ".gguf",
+    other_extensions: &[],
     max_header_bytes: MAX_PADDED_HEADER_BYTES,
     is_start: |start| start.starts_with(&MAGIC),
     parser: || Box::new(HeaderParser::new()),

@@ -11,6 +11,8 @@ pub(super) static FORMAT: FileFormat = FileFormat {
     format: TensorFormat::Safetensors,
     title: "safetensors",
     extension: ".safetensors",
+    // Of Flux and ComfyUI.
+    other_extensions: &[".sft"],
     max_header_bytes: Header::MAX_BYTES + Header::LENGTH_BYTES as u64,
     is_start: kind::is_safetensors,
     parser: || Box::new(Parser::default()),

@@ -68,6 +68,7 @@ fn kinds_of_folders_are_recognised_by_their_files() {
         (&["consolidated-00001-of-00001.safetensors"], FolderKind::Mistral),
         (&["config.json", "consolidated.safetensors"], FolderKind::Transformers),
         (&["a.safetensors"], FolderKind::Weights),
+        (&["ae.sft"], FolderKind::Weights),
     ] {
         assert_eq!(plan(files, &[]).kind(), kind, "{files:?}");
     }
@@ -266,6 +267,17 @@ fn faults_of_an_index_are_named_by_the_list_of_files() {
         numbers.faults(),
         [FolderFault::MissingShard { index: None, shard: "model-00002-of-00003.safetensors".to_owned() }]
     );
+}
+
+#[test]
+fn shards_of_a_variant_are_complete_by_themselves() {
+    let all = [ONE, TWO, "model-00001-of-00002.fp16.safetensors", "model-00002-of-00002.fp16.safetensors"];
+    assert_eq!(plan(&all, &[]).faults(), []);
+    assert_eq!(plan(&all, &[]).check_tensors(all.map(|path| (path, [("a", 1)]))).len(), 2);
+    let missing = plan(&["config.json", ONE, TWO, all[2]], &[]);
+    let expected = FolderFault::MissingShard { index: None, shard: all[3].to_owned() };
+    assert_eq!(missing.faults(), std::slice::from_ref(&expected));
+    assert_eq!(plan(&["config.json", all[2]], &[]).faults(), [expected]);
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(super) fn file_sets<'p>(paths: &[&'p str]) -> Vec<FileSet<'p>> {
         let content = match ShardName::from_path(path) {
             None => Content::Whole(position),
             Some(shard) => {
-                let place = *sharded.entry((format.name(), stem, shard.count())).or_insert(sets.len());
+                let place = *sharded.entry(shard.set()).or_insert(sets.len());
                 if let Some(FileSet { content: Content::Shards(shards, _), .. }) = sets.get_mut(place) {
                     shards.entry(shard.number()).or_insert(position);
                     continue;
@@ -110,12 +110,8 @@ impl<'p> FileSet<'p> {
 
     /// Whether the path is that of one of its shards, present or missing.
     pub(super) fn would_have(&self, path: &str) -> bool {
-        let count = match &self.content {
-            Content::Whole(_) => return false,
-            Content::Shards(_, count) => *count,
-        };
-        ShardName::from_path(path).is_some_and(|shard| shard.count() == count)
-            && ShardName::stem_of(path) == self.stem
+        let own = ShardName::from_path(self.path).map(|shard| shard.set());
+        own.is_some() && ShardName::from_path(path).map(|shard| shard.set()) == own
     }
 
     /// The positions of its files, unless shards are missing.

@@ -381,10 +381,34 @@ fn shards_are_known_by_their_names() {
         "x-00001-of-00003",
         "x-+0001-of-00003.gguf",
         "-of-.gguf",
+        "x-00001-of-00003.fp16.gguf",
+        "x-00001-of-00003..safetensors",
+        "x-00001-of-00003.a.b.safetensors",
     ] {
         assert_eq!(ShardName::from_path(name), None, "{name}");
     }
     assert_eq!(ShardName::stem_of("x-00001-of-00003.gguf"), "x");
+}
+
+#[test]
+fn shards_of_a_variant_are_a_set_of_their_own() {
+    let shard = ShardName::from_path("vae/x-00001-of-00002.fp16.SafeTensors").unwrap();
+    assert_eq!(
+        shard.all(),
+        ["vae/x-00001-of-00002.fp16.SafeTensors", "vae/x-00002-of-00002.fp16.SafeTensors"]
+    );
+    let set = |path| ShardName::from_path(path).unwrap().set();
+    assert_eq!(shard.set(), set("vae/x-00002-of-00002.fp16.safetensors"));
+    for other in [
+        "vae/x-00002-of-00002.safetensors",
+        "vae/x-00002-of-00002.bf16.safetensors",
+        "vae/x-00002-of-00003.fp16.safetensors",
+        "x-00002-of-00002.fp16.safetensors",
+    ] {
+        assert_ne!(shard.set(), set(other), "{other}");
+    }
+    assert_eq!(ShardName::stem_of("x-00001-of-00002.fp16.safetensors"), "x");
+    assert_eq!(ShardName::from_path("ae-00001-of-00002.sft").unwrap().all()[1], "ae-00002-of-00002.sft");
 }
 
 proptest! {

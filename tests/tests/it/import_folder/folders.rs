@@ -69,6 +69,26 @@ fn folders_that_share_tensors_store_them_once() {
     assert!(imported["new_bytes"].as_u64().unwrap() < 2 * 128 * 64, "{imported}");
 }
 
+/// Flux's files have the extension `.sft`.
+#[test]
+fn files_of_safetensors_with_the_other_extension_are_split_and_are_a_model_alone() {
+    let daemon = TestDaemon::start();
+    let blobd = daemon.command();
+    let (mut usual, mut flux) = (ModelFolder::default(), ModelFolder::default());
+    usual.add("ae.safetensors", safetensors(&[(1, "decoder.weight"), (1, "encoder.weight")]));
+    flux.add("ae.sft", safetensors(&[(2, "decoder.weight"), (1, "encoder.weight")]));
+    flux.add("notes.txt", "a note");
+    let _ = import(&blobd, &usual.write_to(daemon.scratch().join("usual")), &[]);
+    let folder = flux.write_to(daemon.scratch().join("flux"));
+    let listed = blobd.run(["import", folder.to_str().unwrap(), "--list"]).succeeds().text();
+    assert!(listed.contains("split into tensors"), "{listed}");
+    let imported = import(&blobd, &folder, &[]);
+    assert!(imported["reused_bytes"].as_u64().unwrap() >= 128 * 64 * 2, "{imported}");
+    assert!(exported(&blobd, "flux", &daemon.scratch().join("out")) == flux);
+    let shown = blobd.run(["show", "flux", "--tensors"]).succeeds().text();
+    assert!(shown.contains("encoder.weight"), "{shown}");
+}
+
 #[test]
 fn list_says_what_would_be_imported_and_imports_nothing() {
     let place = tmpfs_directory();

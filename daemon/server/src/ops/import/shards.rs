@@ -156,7 +156,7 @@ fn set_of(name: &str, header: &dyn ModelHeader) -> Option<SetName> {
         Some(shard) => (shard.count > 1).then(|| (header.format().name().to_owned(), shard.count)),
         None => {
             let shard = ShardName::from_path(name).filter(|shard| shard.count() > 1)?;
-            Some((ShardName::stem_of(name).to_owned(), shard.count() as u64))
+            Some((shard.set().text(), shard.count() as u64))
         }
     }
 }
