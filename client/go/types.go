@@ -112,6 +112,8 @@ type TensorEntry struct {
 	Offset uint64 `json:"offset"`
 	// Its size in bytes. Scales and biases in the same blob are not included.
 	Size uint64 `json:"size"`
+	// The number in layers of the file that has it. Daemons of earlier versions do not say it.
+	Layer *uint64 `json:"layer"`
 	// The position of each expert, if it is a stack of experts.
 	Experts *Experts `json:"experts"`
 }

@@ -383,20 +383,23 @@ pub struct ModelTensor {
     pub offset: u64,
     /// Its size in bytes. Scales and biases in the same blob are not included.
     pub size: u64,
+    /// The number in `layers` of the file that has it. Daemons of earlier versions do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<u32>,
     /// The position of each expert, if it is a stack of experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
 }
 
 impl ModelTensor {
-    /// A tensor of a file of this format.
-    pub fn new(format: TensorFormat, entry: &TensorEntry) -> Self {
+    /// A tensor of the file of this number and format.
+    pub fn new(layer: u32, format: TensorFormat, entry: &TensorEntry) -> Self {
         let TensorEntry { name, type_name, shape, digest, offset, size, experts } = entry.clone();
-        Self { name, type_name, format, shape, digest, offset, size, experts }
+        Self { name, type_name, format, shape, digest, offset, size, layer: Some(layer), experts }
     }
 }
 
-/// Without the format.
+/// Without the file and its format.
 impl From<ModelTensor> for TensorEntry {
     fn from(tensor: ModelTensor) -> Self {
         let ModelTensor { name, type_name, shape, digest, offset, size, experts, .. } = tensor;

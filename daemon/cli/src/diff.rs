@@ -21,7 +21,7 @@ mod side;
 /// Show how two models differ: tensors, metadata and texts
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Tensors are compared by name. Shared bytes are on disk once, whatever their names: a tensor that
+    after_help = "Tensors are compared by name, and by file if several files have one name. Shared bytes are on disk once, whatever their names: a tensor that
 both models have, but not under one name, is renamed; so are the experts of a stack. If a model is
 not in the store, only its header is fetched: types, shapes and metadata are compared, contents
 are not. Numbers are those of the type: scales in tensors of their own are not applied.
@@ -80,19 +80,27 @@ fn find_equal(
     pairs: &mut [TensorPair<'_>],
 ) -> Result<(), ErrorBody> {
     let packed = &a.packed_blobs() | &b.packed_blobs();
-    let mut candidates: Vec<_> = pairs.iter_mut().filter(|pair| pair.may_be_equal(&packed)).collect();
-    candidates.retain(|pair| a.is_unique(pair.name()) && b.is_unique(pair.name()));
+    let candidates = pairs.iter_mut().filter(|pair| pair.may_be_equal(&packed));
+    let candidates: Vec<_> = candidates.filter(|pair| is_distinct(a, b, pair)).collect();
     if candidates.is_empty() {
         return Ok(());
     }
     let names: Vec<String> = candidates.iter().map(|pair| pair.name().to_owned()).collect();
     let (a, b) = (a.open(connected, names.clone())?, b.open(connected, names)?);
     for pair in candidates {
-        if *a.bytes(pair.name())? == *b.bytes(pair.name())? {
+        let Some((of_a, of_b)) = pair.a.zip(pair.b) else { continue };
+        if *a.bytes(of_a)? == *b.bytes(of_b)? {
             pair.change = Change::Shared;
         }
     }
     Ok(())
+}
+
+/// Whether no other tensor has its name in its file.
+fn is_distinct(a: &Side, b: &Side, pair: &TensorPair<'_>) -> bool {
+    let repeats =
+        |side: &Side, tensor: Option<&DiffTensor>| tensor.is_some_and(|tensor| side.repeats(tensor));
+    !repeats(a, pair.a) && !repeats(b, pair.b)
 }
 
 /// Adds the relative error of each tensor that both models have with the same shape and different content, and counts
@@ -110,7 +118,9 @@ fn add_errors(
     report.without_error = Some(without_error);
     let rows = pairs.iter().zip(&mut report.tensors);
     let opens = |pair: &TensorPair<'_>| {
-        pair.a.is_some_and(|of_a| a.opens(of_a)) && pair.b.is_some_and(|of_b| b.opens(of_b))
+        is_distinct(a, b, pair)
+            && pair.a.is_some_and(|of_a| a.opens(of_a))
+            && pair.b.is_some_and(|of_b| b.opens(of_b))
     };
     let compared: Vec<_> = rows.filter(|(pair, _)| has_other_numbers(pair) && opens(pair)).collect();
     if compared.is_empty() {
@@ -138,14 +148,15 @@ fn relative_error(
     [(a, a_order), (b, b_order)]: [(&Opened<'_>, ByteOrder); 2],
     pair: &TensorPair<'_>,
 ) -> Result<Option<f64>, ErrorBody> {
-    let (a, b) = (a.bytes(pair.name())?, b.bytes(pair.name())?);
-    let side = |bytes, tensor: Option<&DiffTensor>, order| {
-        let element_type = ElementType::from_name(tensor?.format, &tensor?.type_name)?;
-        let order = if tensor?.format.is_gguf() { order } else { ByteOrder::Little };
+    let Some((of_a, of_b)) = pair.a.zip(pair.b) else { return Ok(None) };
+    let (a, b) = (a.bytes(of_a)?, b.bytes(of_b)?);
+    let side = |bytes, tensor: &DiffTensor, order| {
+        let element_type = ElementType::from_name(tensor.format, &tensor.type_name)?;
+        let order = if tensor.format.is_gguf() { order } else { ByteOrder::Little };
         Some((element_type, little_endian(element_type, bytes, order)?))
     };
-    let a = side(&*a, pair.a, a_order);
-    let Some((b, a)) = side(&*b, pair.b, b_order).zip(a) else { return Ok(None) };
+    let a = side(&*a, of_a, a_order);
+    let Some((b, a)) = side(&*b, of_b, b_order).zip(a) else { return Ok(None) };
     let error = relative_rms_error((a.0, &a.1), (b.0, &b.1)).ok();
     Ok(error.filter(|error| error.is_finite()))
 }

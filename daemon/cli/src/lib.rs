@@ -14,7 +14,7 @@
 //! - Finding a daemon: `connect`, [`local_server`], `system_service`.
 //! - One file per command, such as `pull`, `ls` and `exec`, or for a few with one subject: `tag`, `rename`, `pin` and
 //!   `unpin`. `mount` and `web` have servers of their own.
-//! - Models that are named: `model_name`, `model_source`, `local_model`, `source_file`.
+//! - Models that are named: `model_name`, `model_source`, `local_model`, `source_file`; their tensors: `tensor_choice`.
 //! - Results: [`output`] (tables, JSON), `times`, `progress`, `batch`, `output_file`, `lost_models`.
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
@@ -84,6 +84,7 @@ mod sys;
 mod system_service;
 mod tag;
 mod tensor;
+mod tensor_choice;
 mod times;
 mod usage_error;
 mod verify;

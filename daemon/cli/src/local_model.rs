@@ -1,9 +1,10 @@
-//! A model in local GGUF files: its tensors are read from the files, not from the store.
+//! A model in local files: its tensors are read from the files, not from the store.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use blobd_model::diff::TensorFile;
 use blobd_store_format::digest::Hasher;
 use blobd_store_format::file_layout::{FileLayout, TensorRange};
 use blobd_store_format::gguf::{ByteOrder, Header};
@@ -21,6 +22,7 @@ pub(super) struct LocalModel {
 #[derive(Debug)]
 struct LocalFile {
     path: String,
+    tensor_file: TensorFile,
     file: File,
     header: Header,
     layout: FileLayout,
@@ -40,7 +42,7 @@ impl LocalModel {
             let header = described.header().ok_or_else(|| invalid(&"it has no GGUF header"))?;
             let layout = header.file_layout(described.size).map_err(|error| invalid(&error))?;
             let file = File::open(path).map_err(|error| file_error(&name, &error))?;
-            files.push(LocalFile { path: name, file, header, layout });
+            files.push(LocalFile { path: name, tensor_file: described.into(), file, header, layout });
         }
         Ok(Self { files })
     }
@@ -57,14 +59,17 @@ impl LocalModel {
         self.tensors().map(|(_, tensor)| tensor.name.as_str())
     }
 
-    pub(super) fn tensor(&self, name: &str) -> Option<&TensorRange> {
-        self.tensors().find(|(_, tensor)| tensor.name == name).map(|(_, tensor)| tensor)
+    /// The tensors of this name, with their files.
+    pub(super) fn named(&self, name: &str) -> Vec<(&TensorFile, &TensorRange)> {
+        let named = self.tensors().filter(|(_, tensor)| tensor.name == name);
+        named.map(|(file, tensor)| (&file.tensor_file, tensor)).collect()
     }
 
-    pub(super) fn read(&self, name: &str) -> Result<Option<Vec<u8>>, ErrorBody> {
-        let Some((file, tensor)) = self.tensors().find(|(_, tensor)| tensor.name == name) else {
-            return Ok(None);
-        };
+    /// Reads the tensor of this name in this file.
+    pub(super) fn read(&self, in_file: &TensorFile, name: &str) -> Result<Option<Vec<u8>>, ErrorBody> {
+        let is_wanted =
+            |(file, tensor): &(&LocalFile, &TensorRange)| file.tensor_file == *in_file && tensor.name == name;
+        let Some((file, tensor)) = self.tensors().find(is_wanted) else { return Ok(None) };
         // The layout has proved that the file had these bytes, so no more than its length is allocated.
         let mut bytes = vec![0; usize::try_from(tensor.size).unwrap_or(usize::MAX)];
         file.read(tensor, 0, &mut bytes)?;
@@ -72,7 +77,11 @@ impl LocalModel {
     }
 
     /// The tensors with the digests of their contents, in the order of the files. Reads all of them.
-    pub(super) fn entries(&self, label: &str, is_quiet: bool) -> Result<Vec<TensorEntry>, ErrorBody> {
+    pub(super) fn entries(
+        &self,
+        label: &str,
+        is_quiet: bool,
+    ) -> Result<Vec<(&TensorFile, TensorEntry)>, ErrorBody> {
         let total = self.tensors().fold(0_u64, |sum, (_, tensor)| sum.saturating_add(tensor.size));
         let (bar, mut done) = (Bar::new(label, total, is_quiet), 0_u64);
         let mut part = vec![0; usize::try_from(PART_BYTES).unwrap_or(usize::MAX)];
@@ -88,7 +97,7 @@ impl LocalModel {
                 done = done.saturating_add(length);
                 bar.set(done, total);
             }
-            entries.push(TensorEntry { digest: hasher.finish(), ..entry(tensor) });
+            entries.push((&file.tensor_file, TensorEntry { digest: hasher.finish(), ..entry(tensor) }));
         }
         bar.clear();
         Ok(entries)

@@ -14,6 +14,7 @@ use crate::model_name::only;
 use crate::model_source::ModelArgs;
 use crate::output::print_json;
 use crate::output_file::{Existing, refuse_terminal};
+use crate::tensor_choice::WantedTensor;
 use crate::{ErrorBody, Global, usage};
 
 mod packed;
@@ -30,12 +31,17 @@ mod write;
 of the finite values, of complex numbers those of both parts; elements are numbered from 0 in the
 order of the file.
 
+If several files of a model have a tensor of the name, the model's own weights come before its projector
+and its draft; otherwise name the file, with --file or in front of the tensor's name.
+
 A model at a registry has to be pulled first: one of its tensors alone cannot be verified.
 
 Examples:
   blobd tensor llama3:8b blk.0.attn_q.weight                 statistics and a histogram
   blobd tensor ./model-Q4_K_M.gguf output_norm.weight        of a file of this machine
   blobd tensor llama3:8b output_norm.weight --values 0..16
+  blobd tensor sdxl vae/conv_in.weight                       of the files in vae/
+  blobd tensor qwen3:8b output_norm.weight --file draft
   blobd tensor mixtral:8x7b blk.3.ffn_up_exps.weight --expert 5
   blobd tensor llama3:8b token_embd.weight --npy -o embeddings.npy
   blobd tensor llama3:8b token_embd.weight --dump | sha256sum
@@ -46,8 +52,11 @@ pub(super) struct Params {
     #[arg(value_name = "REF|PATH")]
     model: String,
     /// The tensor's name, as `blobd show --tensors` lists it
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "[FILE/]NAME")]
     name: String,
+    /// The file of the model that has it: its path, a folder that it is in, or what it is, such as draft
+    #[arg(long, value_name = "FILE")]
+    file: Option<String>,
     /// Use only this expert of a stack of experts, numbered from 0
     #[arg(long, value_name = "N")]
     expert: Option<u64>,
@@ -91,13 +100,14 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 
 fn open(global: &Global, params: &Params) -> Result<StoredTensor, ErrorBody> {
     let model = ModelArgs::new(&params.model, true);
+    let wanted = WantedTensor::new(&params.name, params.file.as_deref());
     if let Some(path) = model.path() {
-        return StoredTensor::of_file(&path, &params.name);
+        return StoredTensor::of_file(&path, &wanted);
     }
     let name = model.name()?;
     let connected = connect(global)?;
     let reference = only(global, &connected.client, &name)?;
-    StoredTensor::open(&connected.client, &reference, &params.name)
+    StoredTensor::open(&connected.client, &reference, &wanted)
 }
 
 fn write(global: &Global, params: &Params, tensor: &StoredTensor) -> Result<(), ErrorBody> {

@@ -2,12 +2,16 @@
 //!
 //! ```
 //! use blobd_store_format::digest::Digest;
-//! use blobd_model::diff::{Change, DiffTensor, diff_tensors};
+//! use std::sync::Arc;
+//!
+//! use blobd_model::diff::{Change, DiffTensor, TensorFile, diff_tensors};
 //! use blobd_store_format::recipe::TensorEntry;
 //! use blobd_store_format::tensor::TensorFormat;
 //!
+//! let file = Arc::new(TensorFile::new("model", None));
 //! let tensor = |name: &str, content: &[u8]| DiffTensor {
 //!     format: TensorFormat::Gguf,
+//!     file: Arc::clone(&file),
 //!     entry: TensorEntry {
 //!         name: name.to_owned(),
 //!         type_name: "F32".to_owned(),
@@ -27,10 +31,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Deref;
+use std::sync::Arc;
 
 use serde::Serialize;
 
+pub use self::tensor_file::TensorFile;
+
 use self::ranges::BlobRanges;
+use self::tensor_file::Likeness;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{Header, MetadataValue};
@@ -38,11 +46,13 @@ use blobd_store_format::recipe::TensorEntry;
 use blobd_store_format::tensor::TensorFormat;
 
 mod ranges;
+mod tensor_file;
 
-/// A tensor with the format of its file.
+/// A tensor with its file and the format of that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiffTensor {
     pub format: TensorFormat,
+    pub file: Arc<TensorFile>,
     pub entry: TensorEntry,
 }
 
@@ -201,19 +211,13 @@ impl<'t> TensorPair<'t> {
     }
 }
 
-/// Compares the tensors of two models. Repeated names, such as those of a draft model, are paired in order.
+/// Compares the tensors of two models. Of tensors with one name, such as those of a draft model or of the components of
+/// a pipeline, those are paired whose files are most alike, and then those that come first.
 pub fn diff_tensors<'t>(a: &'t [DiffTensor], b: &'t [DiffTensor]) -> TensorDiff<'t> {
-    let mut by_name: BTreeMap<&str, VecDeque<&DiffTensor>> = BTreeMap::new();
-    for tensor in b {
-        by_name.entry(&tensor.name).or_default().push_back(tensor);
-    }
-    let mut paired = BTreeSet::new();
-    let mut tensors = Vec::with_capacity(a.len());
-    for tensor in a {
-        let other = by_name.get_mut(tensor.name.as_str()).and_then(VecDeque::pop_front);
-        paired.extend(other.map(std::ptr::from_ref));
-        tensors.extend(TensorPair::new(Some(tensor), other));
-    }
+    let partners = partners(a, b);
+    let pairs = a.iter().zip(&partners).filter_map(|(tensor, other)| TensorPair::new(Some(tensor), *other));
+    let mut tensors: Vec<_> = pairs.collect();
+    let paired: BTreeSet<_> = partners.iter().flatten().map(|tensor| std::ptr::from_ref(*tensor)).collect();
     let added = b.iter().filter(|tensor| !paired.contains(&std::ptr::from_ref(*tensor)));
     tensors.extend(added.filter_map(|tensor| TensorPair::new(None, Some(tensor))));
     let (of_a, of_b) = (BlobRanges::of(a), BlobRanges::of(b));
@@ -224,6 +228,23 @@ pub fn diff_tensors<'t>(a: &'t [DiffTensor], b: &'t [DiffTensor]) -> TensorDiff<
         only_b_bytes: of_b.bytes().saturating_sub(shared_bytes),
         tensors,
     }
+}
+
+/// The tensor of `b` that each one of `a` is compared with.
+fn partners<'t>(a: &[DiffTensor], b: &'t [DiffTensor]) -> Vec<Option<&'t DiffTensor>> {
+    let mut by_name: BTreeMap<&str, VecDeque<&DiffTensor>> = BTreeMap::new();
+    for tensor in b {
+        by_name.entry(&tensor.name).or_default().push_back(tensor);
+    }
+    let mut partners = vec![None; a.len()];
+    for least in Likeness::DECREASING {
+        for (tensor, partner) in a.iter().zip(&mut partners).filter(|(_, partner)| partner.is_none()) {
+            let Some(others) = by_name.get_mut(tensor.name.as_str()) else { continue };
+            let place = others.iter().position(|other| tensor.file.likeness(&other.file) >= least);
+            *partner = place.and_then(|place| others.remove(place));
+        }
+    }
+    partners
 }
 
 /// The blobs that contain several tensors: packed groups of experts. The digest of such a blob differs if any of its
@@ -295,6 +316,17 @@ mod tests {
     use blobd_store_format::gguf::{GgufWriter, Value};
 
     fn tensor(name: &str, type_name: &str, shape: &[u64], content: u8, offset: u64) -> DiffTensor {
+        tensor_in(TensorFile::new("model", None), name, type_name, shape, content, offset)
+    }
+
+    fn tensor_in(
+        file: TensorFile,
+        name: &str,
+        type_name: &str,
+        shape: &[u64],
+        content: u8,
+        offset: u64,
+    ) -> DiffTensor {
         let entry = TensorEntry {
             name: name.to_owned(),
             type_name: type_name.to_owned(),
@@ -304,7 +336,27 @@ mod tests {
             size: 4 * shape.iter().product::<u64>(),
             experts: None,
         };
-        DiffTensor { format: TensorFormat::Gguf, entry }
+        DiffTensor { format: TensorFormat::Gguf, file: Arc::new(file), entry }
+    }
+
+    #[test]
+    fn tensors_of_one_name_are_paired_by_their_files() {
+        let file = |path: &str| TensorFile::new("model", Some(path.to_owned()));
+        let draft = |path: &str| TensorFile::new("draft", Some(path.to_owned()));
+        let one = |file, content| tensor_in(file, "w", "F32", &[4], content, 0);
+        let a = [one(file("unet/m.safetensors"), 1), one(file("vae/m.safetensors"), 2), one(draft("d"), 3)];
+        let b = [one(draft("mtp"), 3), one(file("vae/m.fp16.safetensors"), 2)];
+        let diff = diff_tensors(&a, &b);
+        let rows: Vec<_> =
+            diff.tensors.iter().map(|pair| (pair.a.map(|a| a.file.name()), pair.change)).collect();
+        let expected = [
+            (Some("unet/m.safetensors"), Change::Removed),
+            (Some("vae/m.safetensors"), Change::Shared),
+            (Some("d"), Change::Shared),
+        ];
+        assert_eq!(rows, expected);
+        let merged = [one(file("model.safetensors"), 1)];
+        assert_eq!(diff_tensors(&a[..1], &merged).tensors[0].change, Change::Shared, "only one has it");
     }
 
     #[test]

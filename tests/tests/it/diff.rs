@@ -276,3 +276,82 @@ fn values_of_big_endian_models_are_compared() {
     let report = daemon.command().line("diff little big --values --json").succeeds().json();
     assert_eq!(report["tensors"][0]["relative_error"], 0.0);
 }
+
+/// A pipeline whose components have tensors of one name: floats of these values.
+fn pipeline(daemon: &TestDaemon, name: &str, variant: &str, values: [f32; 2]) -> String {
+    let folder = daemon.scratch().join(name);
+    for (component, value) in ["unet", "vae"].into_iter().zip(values) {
+        fs::create_dir_all(folder.join(component)).unwrap();
+        let bytes = (0..64).flat_map(|_| value.to_le_bytes()).collect::<Vec<u8>>();
+        let file = safetensors(&[("conv.weight", Dtype::F32, &[4, 16], &bytes)]);
+        fs::write(folder.join(component).join(format!("model{variant}.safetensors")), file).unwrap();
+    }
+    fs::write(folder.join("model_index.json"), r#"{"_class_name":"P","unet":["d","U"],"vae":["d","V"]}"#)
+        .unwrap();
+    daemon.command().run(["import", folder.to_str().unwrap(), "--name", name]).succeeds();
+    folder.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn tensors_of_one_name_in_several_files_are_compared_file_by_file() {
+    let daemon = TestDaemon::start();
+    pipeline(&daemon, "a", "", [1.0, 2.0]);
+    pipeline(&daemon, "b", ".fp16", [1.0, 2.5]);
+    let report = daemon.command().line("diff a b --values --json").succeeds().json();
+    let rows: Vec<_> = report["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| json!([row["change"], row["a"]["file"], row["b"]["file"], row["relative_error"]]))
+        .collect();
+    let expected = [
+        json!(["shared", "unet/model.safetensors", "unet/model.fp16.safetensors", null]),
+        json!(["changed", "vae/model.safetensors", "vae/model.fp16.safetensors", 0.25]),
+    ];
+    assert_eq!(rows, expected);
+    assert_eq!(report["without_error"], 0);
+    let text = daemon.command().line("diff a b").succeeds().text();
+    assert!(text.contains("vae/model.safetensors → vae/model.fp16.safetensors"), "{text}");
+}
+
+#[test]
+fn tensor_in_several_files_is_named_with_its_file() {
+    let daemon = TestDaemon::start();
+    pipeline(&daemon, "p", "", [1.0, 2.0]);
+    let tensor = |arguments: &[&str]| {
+        daemon.command().run(["tensor", "p"].iter().chain(arguments).chain(&["--values", "0..1", "--json"]))
+    };
+    let of_vae = [
+        &["vae/conv.weight"][..],
+        &["vae/model.safetensors/conv.weight"],
+        &["conv.weight", "--file", "vae/model.safetensors"],
+        &["conv.weight", "--file", "vae/"],
+    ];
+    for arguments in of_vae {
+        let shown = tensor(arguments).succeeds().json();
+        assert_eq!((&shown["file"], &shown["values"]), (&json!("vae/model.safetensors"), &json!([2.0])));
+    }
+    let error = tensor(&["conv.weight"]).exits_with(2).error();
+    assert_eq!(
+        error.hint.as_deref(),
+        Some("choose one with --file: unet/model.safetensors, vae/model.safetensors")
+    );
+    let error = tensor(&["conv.weight", "--file", "text_encoder"]).exits_with(3).error();
+    assert_eq!(error.hint.as_deref(), Some("it is in unet/model.safetensors, vae/model.safetensors"));
+    let error = tensor(&["conv"]).exits_with(3).error();
+    assert_eq!(error.hint.as_deref(), Some("the most similar names are conv.weight"));
+    let shown = daemon.command().line("show p --json").succeeds().json();
+    let files: Vec<_> = shown["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|tensor| {
+            let layer = usize::try_from(tensor["layer"].as_u64().unwrap()).unwrap();
+            assert_eq!(shown["layers"][layer]["name"], tensor["file"]);
+            tensor["file"].clone()
+        })
+        .collect();
+    assert_eq!(files, ["unet/model.safetensors", "vae/model.safetensors"]);
+    let text = daemon.command().line("show p --tensors").succeeds().text();
+    assert!(text.contains("FILE") && text.contains("vae/model.safetensors"), "{text}");
+}

@@ -185,6 +185,8 @@ class ModelTensor(TypedDict):
     """Its offset in the blob."""
     size: int
     """Its size in bytes. Scales and biases in the same blob are not included."""
+    layer: NotRequired[int]
+    """The number in `layers` of the file that has it. Daemons of earlier versions do not say it."""
     experts: NotRequired[ExpertsDict]
     """The position of each expert, if it is a stack of experts."""
 

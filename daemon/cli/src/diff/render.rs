@@ -28,7 +28,7 @@ pub(super) fn render(report: &Report) -> String {
         let (tensors, have) = if count == 1 { ("tensor", "has") } else { ("tensors", "have") };
         format!(
             "{count} {tensors} with other numbers {have} no error: the type has no known numbers, these are not finite, \
-             or the tensor cannot be read by its name alone\n"
+             or the tensor is in a layer of its own\n"
         )
     });
     let details = [tensors(report), metadata(report), layers(report)];
@@ -47,7 +47,11 @@ fn changes(report: &Report) -> Table {
 
 fn tensors(report: &Report) -> Table {
     let has_errors = report.tensors.iter().any(|tensor| tensor.relative_error.is_some());
-    let headings: &[&str] = &["TENSOR", "CHANGE", "IN A", "IN B", "ERROR"];
+    let mut headings = vec!["TENSOR", "CHANGE", "IN A", "IN B"];
+    if report.repeats_names {
+        headings.insert(1, "FILE");
+    }
+    headings.extend(has_errors.then_some("ERROR"));
     let is_different = |tensor: &&TensorRow| !matches!(tensor.change, Change::Shared | Change::Unknown);
     let rows = report.tensors.iter().filter(is_different).map(|tensor| {
         let [a, b] = [&tensor.a, &tensor.b].map(|form| or_dash(form.as_ref().map(described)));
@@ -56,9 +60,20 @@ fn tensors(report: &Report) -> Table {
             Some(other) => format!("{} → {other}", tensor.name),
             None => tensor.name.clone(),
         };
-        [name, tensor.change.name().to_owned(), a, b].into_iter().chain(error)
+        let file = report.repeats_names.then(|| or_dash(file(tensor)));
+        let cells = [name].into_iter().chain(file).chain([tensor.change.name().to_owned(), a, b]);
+        cells.chain(error)
     });
-    Table::with_rows(if has_errors { headings } else { &headings[..4] }, &[], rows)
+    Table::with_rows(&headings, &[], rows)
+}
+
+/// The file of A, or of B if only that has the tensor; of a renamed tensor both.
+fn file(tensor: &TensorRow) -> Option<String> {
+    let [a, b] = [&tensor.a, &tensor.b].map(|form| form.as_ref().and_then(|form| form.file.clone()));
+    match (a, b) {
+        (Some(a), Some(b)) if a != b => Some(format!("{a} → {b}")),
+        (a, b) => a.or(b),
+    }
 }
 
 /// `Q4_K 256×768 108 KiB`

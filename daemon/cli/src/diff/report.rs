@@ -1,6 +1,6 @@
 //! The document of `diff --json`.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use blobd_model::diff::{Change, DiffTensor, TensorDiff, TensorPair, diff_metadata};
 use blobd_model::metadata_json::Abridger;
@@ -31,6 +31,9 @@ pub(super) struct Report {
     pub(super) metadata: Vec<KeyRow>,
     /// The other files that differ, such as templates and licenses.
     pub(super) layers: Vec<LayerRow>,
+    /// Whether a name alone does not say which tensor is meant.
+    #[serde(skip)]
+    pub(super) repeats_names: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -59,6 +62,9 @@ pub(super) struct TensorRow {
 
 #[derive(Debug, Serialize)]
 pub(super) struct TensorForm {
+    /// The file that has it, if the model has several files with tensors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) file: Option<String>,
     #[serde(rename = "type")]
     pub(super) type_name: String,
     pub(super) shape: Vec<u64>,
@@ -91,9 +97,10 @@ impl Report {
             unknown_bytes: None,
             without_error: None,
             changes: sums(&diff.tensors),
-            tensors: diff.tensors.iter().map(TensorRow::from).collect(),
+            tensors: rows(a, b, &diff.tensors),
             metadata: metadata(a, b),
             layers: layers(a, b),
+            repeats_names: repeats_names(&a.tensors) || repeats_names(&b.tensors),
         }
     }
 
@@ -111,22 +118,30 @@ impl Report {
     }
 }
 
-impl From<&TensorPair<'_>> for TensorRow {
-    fn from(pair: &TensorPair<'_>) -> Self {
-        let form = |tensor: &DiffTensor| TensorForm {
+fn rows(a: &Side, b: &Side, pairs: &[TensorPair<'_>]) -> Vec<TensorRow> {
+    let [in_a, in_b] = [a, b].map(Side::has_several_files);
+    let form = |has_several_files: bool| {
+        move |tensor: &DiffTensor| TensorForm {
+            file: has_several_files.then(|| tensor.file.name().to_owned()),
             type_name: tensor.type_name.clone(),
             shape: tensor.shape.clone(),
             bytes: tensor.size,
-        };
-        Self {
-            name: pair.name().to_owned(),
-            b_name: pair.a.and(pair.b).map(|b| b.name.clone()).filter(|name| name != pair.name()),
-            change: pair.change,
-            a: pair.a.map(form),
-            b: pair.b.map(form),
-            relative_error: None,
         }
-    }
+    };
+    let rows = pairs.iter().map(|pair| TensorRow {
+        name: pair.name().to_owned(),
+        b_name: pair.a.and(pair.b).map(|b| b.name.clone()).filter(|name| name != pair.name()),
+        change: pair.change,
+        a: pair.a.map(form(in_a)),
+        b: pair.b.map(form(in_b)),
+        relative_error: None,
+    });
+    rows.collect()
+}
+
+fn repeats_names(tensors: &[DiffTensor]) -> bool {
+    let mut names = BTreeSet::new();
+    tensors.iter().any(|tensor| !names.insert(tensor.name.as_str()))
 }
 
 fn sums(pairs: &[TensorPair<'_>]) -> Vec<ChangeSum> {

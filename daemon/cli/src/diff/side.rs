@@ -2,18 +2,20 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Deref;
+use std::sync::Arc;
 
 use blobd_client::model::{OpenModel, TensorMap};
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
-use blobd_model::diff::{DiffTensor, packed_blobs};
+use blobd_client::protocol::response::TensorLocation;
+use blobd_model::diff::{DiffTensor, TensorFile, packed_blobs};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::gguf::{ByteOrder, Header};
-use blobd_store_format::recipe::TensorEntry;
 use blobd_store_format::tensor::TensorFormat;
 
 use crate::connect::{Connected, client_error, model_error};
 use crate::local_model::{LocalModel, entry};
 use crate::model_source::{DescribedModel, ModelArgs, ModelLocation, describe_files};
+use crate::tensor_choice::{file_of_layer, file_of_open};
 use crate::{Digest, ErrorBody, ErrorCode, Global, Reference};
 
 pub(super) struct Side {
@@ -62,9 +64,15 @@ impl Side {
         let mut weights = heads.files.into_iter().filter(|file| file.media_type.holds_tensors());
         let header = weights.find_map(|file| Header::parse(&file.content?.0).ok());
         let whole = details.whole_files();
-        let tensors = details.tensors.iter().cloned();
-        let tensors: Vec<_> =
-            tensors.map(|tensor| DiffTensor { format: tensor.format, entry: tensor.into() }).collect();
+        let files: Vec<_> = details.layers.iter().map(|layer| Arc::new(file_of_layer(layer))).collect();
+        let unknown = Arc::new(TensorFile::new("", None));
+        let file = |layer: Option<u32>| files.get(usize::try_from(layer?).ok()?).cloned();
+        let tensors = details.tensors.iter().cloned().map(|tensor| DiffTensor {
+            format: tensor.format,
+            file: file(tensor.layer).unwrap_or_else(|| Arc::clone(&unknown)),
+            entry: tensor.into(),
+        });
+        let tensors: Vec<_> = tensors.collect();
         let packed = packed_blobs(tensors.iter().filter(|tensor| !whole.contains(&tensor.digest)));
         let texts = details.layers.iter().map(|layer| (&layer.media_type, Some(layer.digest)));
         let texts = Some(texts_of(texts));
@@ -78,7 +86,12 @@ impl Side {
         let described = describe_files(&path)?;
         let files = LocalModel::open(&path, &described)?;
         let tensors = files.entries(&described.name, global.hides_progress())?;
-        let tensors = tensors.into_iter().map(of_gguf).collect();
+        let tensors = tensors.into_iter().map(|(file, entry)| DiffTensor {
+            format: TensorFormat::Gguf,
+            file: Arc::new(file.clone()),
+            entry,
+        });
+        let tensors = tensors.collect();
         let header = files.header().cloned();
         Ok(Self { name: described.name, tensors, header, texts: None, place: SidePlace::Files(files) })
     }
@@ -90,7 +103,12 @@ impl Side {
             let layout = header.file_layout(file.size).map_err(|error| {
                 ErrorBody::new(ErrorCode::InvalidInput, format!("{}: {error}", described.name))
             })?;
-            tensors.extend(layout.tensors().iter().map(|tensor| of_gguf(entry(tensor))));
+            let file = Arc::new(TensorFile::from(file));
+            tensors.extend(layout.tensors().iter().map(|tensor| DiffTensor {
+                format: TensorFormat::Gguf,
+                file: Arc::clone(&file),
+                entry: entry(tensor),
+            }));
             first.get_or_insert(header);
         }
         let texts = described.files.iter().map(|file| (&file.media_type, file.digest));
@@ -131,26 +149,29 @@ impl Side {
         }
     }
 
-    /// Whether the tensor can be read by its name alone.
+    /// Whether the tensor can be read alone.
     pub(super) fn opens(&self, tensor: &DiffTensor) -> bool {
-        let is_in_layer = match &self.place {
-            SidePlace::Stored { whole, .. } => whole.contains(&tensor.digest),
-            SidePlace::Files(_) | SidePlace::Remote => false,
-        };
-        !is_in_layer && self.is_unique(&tensor.name)
+        match &self.place {
+            SidePlace::Stored { whole, .. } => !whole.contains(&tensor.digest),
+            SidePlace::Files(_) | SidePlace::Remote => true,
+        }
+    }
+
+    /// Whether several of its files have tensors.
+    pub(super) fn has_several_files(&self) -> bool {
+        let first = self.tensors.first();
+        self.tensors.iter().any(|tensor| first.is_some_and(|first| tensor.file != first.file))
     }
 
     pub(super) fn byte_order(&self) -> ByteOrder {
         self.header.as_ref().map_or(ByteOrder::Little, Header::byte_order)
     }
 
-    pub(super) fn is_unique(&self, name: &str) -> bool {
-        self.tensors.iter().filter(|tensor| tensor.name == name).nth(1).is_none()
+    /// Whether one file has several tensors of this name.
+    pub(super) fn repeats(&self, tensor: &DiffTensor) -> bool {
+        let is_same = |other: &&DiffTensor| other.name == tensor.name && other.file == tensor.file;
+        self.tensors.iter().filter(is_same).nth(1).is_some()
     }
-}
-
-const fn of_gguf(entry: TensorEntry) -> DiffTensor {
-    DiffTensor { format: TensorFormat::Gguf, entry }
 }
 
 fn texts_of<'m>(files: impl Iterator<Item = (&'m MediaType, Option<Digest>)>) -> Vec<(String, Digest)> {
@@ -165,10 +186,25 @@ pub(super) enum Opened<'s> {
 }
 
 impl Opened<'_> {
-    pub(super) fn bytes(&self, name: &str) -> Result<TensorBytes, ErrorBody> {
+    pub(super) fn bytes(&self, tensor: &DiffTensor) -> Result<TensorBytes, ErrorBody> {
         match self {
-            Self::Model(model) => model.map(name).map(TensorBytes::Mapped).map_err(model_error),
-            Self::Files(files) => Ok(TensorBytes::Read(files.read(name)?.unwrap_or_default())),
+            Self::Model(model) => {
+                let layer = |layer| model.layers().get(usize::try_from(layer).ok()?);
+                let is_in_file = |found: &&TensorLocation| {
+                    layer(found.layer).is_some_and(|layer| file_of_open(layer) == *tensor.file)
+                };
+                let named = || model.tensors().iter().filter(|found| found.name == tensor.name);
+                let first = model.tensor(&tensor.name).filter(is_in_file);
+                match first.or_else(|| named().find(is_in_file)) {
+                    Some(found) => model.map_tensor(found),
+                    None => model.map(&tensor.name),
+                }
+                .map(TensorBytes::Mapped)
+                .map_err(model_error)
+            }
+            Self::Files(files) => {
+                Ok(TensorBytes::Read(files.read(&tensor.file, &tensor.name)?.unwrap_or_default()))
+            }
         }
     }
 }

@@ -237,8 +237,8 @@ impl Document {
         reference: &Reference,
         safetensors: &[SafetensorsFile],
     ) -> Result<(), ErrorBody> {
-        let details = connected.client.model(reference).map_err(client_error)?;
-        let whole = details.whole_files();
+        let mut details = connected.client.model(reference).map_err(client_error)?;
+        self.tensors = tensors::stored(&mut details, &self.files, safetensors);
         // The index may still be in preparation; everything else can be shown.
         self.sharing = connected.client.sharing(reference).ok().map(Sharing::from);
         self.origin = details.origin;
@@ -248,7 +248,6 @@ impl Document {
         self.parameters = details.parameters;
         self.quantization = details.quantization;
         self.metadata = details.metadata;
-        self.tensors = tensors::stored(details.tensors, &self.files, safetensors, &whole);
         let layers = details.layers.into_iter().map(|layer| LayerRow {
             media_type: layer.media_type,
             name: layer.name,
@@ -388,8 +387,7 @@ fn parse(model: &DescribedModel) -> Result<Vec<ParsedFile>, ErrorBody> {
         let blame = |error| invalid(format!("{}: {error}", file.name.as_deref().unwrap_or(&model.name)));
         let header = Header::parse(content).map_err(blame)?;
         let layout = header.file_layout(file.size).map_err(blame)?;
-        let component = file.media_type.component().to_owned();
-        parsed.push(ParsedFile { number, component, header, layout });
+        parsed.push(ParsedFile { number, file: file.into(), header, layout });
     }
     Ok(parsed)
 }
@@ -422,14 +420,14 @@ fn config(model: &DescribedModel) -> ManifestConfig {
 
 /// The files of the described component: the model, or what takes its place, such as an adapter.
 fn weights(files: &[ParsedFile]) -> Vec<&ParsedFile> {
-    let is_model = files.iter().any(|file| file.component == "model");
-    let component = if is_model { Some("model") } else { files.first().map(|file| file.component.as_str()) };
-    files.iter().filter(|file| Some(file.component.as_str()) == component).collect()
+    let is_model = files.iter().any(|file| file.file.component() == "model");
+    let component = if is_model { Some("model") } else { files.first().map(|file| file.file.component()) };
+    files.iter().filter(|file| Some(file.file.component()) == component).collect()
 }
 
 fn kind(model: &DescribedModel, first: Option<&ParsedFile>) -> ModelKind {
     if let Some(file) = first {
-        return ModelKind::for_layer(&file.component, Some(&file.header));
+        return ModelKind::for_layer(file.file.component(), Some(&file.header));
     }
     let weights = model.files.iter().find(|file| file.media_type.holds_tensors());
     weights.map_or_else(ModelKind::default, |file| ModelKind::for_layer(file.media_type.component(), None))
@@ -443,7 +441,7 @@ fn capabilities_of(
     config: &ManifestConfig,
 ) -> Vec<String> {
     let is_projector = |component: &str| component == "projector" && kind != ModelKind::Projector;
-    let projectors = files.iter().filter(|file| is_projector(&file.component));
+    let projectors = files.iter().filter(|file| is_projector(file.file.component()));
     let projectors: Vec<&Header> = projectors.map(|file| &file.header).collect();
     capabilities(&CapabilitySources {
         kind,

@@ -332,11 +332,16 @@ fn keys(document: &Document) -> Option<Table> {
 }
 
 fn tensors(document: &Document) -> Table {
+    let has_files = document.tensors.iter().any(|tensor| tensor.facts().file.is_some());
     let rows = document.tensors.iter().map(|tensor| {
-        let TensorFacts { name, type_name, shape, size, file_offset, blob } = tensor.facts();
+        let TensorFacts { name, type_name, shape, size, file, file_offset, blob } = tensor.facts();
         let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
         let (offset, blob) = (or_dash(file_offset), or_dash(blob.map(Digest::short)));
-        [name.to_owned(), type_name.to_owned(), shape.join("×"), human_bytes(size), offset, blob]
+        let file = has_files.then(|| or_dash(file));
+        let facts = [name.to_owned(), type_name.to_owned(), shape.join("×"), human_bytes(size), offset, blob];
+        facts.into_iter().chain(file)
     });
-    Table::with_rows(&["TENSOR", "TYPE", "SHAPE", "SIZE", "OFFSET", "BLOB"], &[3, 4], rows)
+    let headings = ["TENSOR", "TYPE", "SHAPE", "SIZE", "OFFSET", "BLOB", "FILE"];
+    let headings = if has_files { &headings[..] } else { &headings[..6] };
+    Table::with_rows(headings, &[3, 4], rows)
 }

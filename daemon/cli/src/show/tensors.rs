@@ -1,9 +1,10 @@
 //! The tensors of a described model, with their positions in the original files.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use blobd_client::protocol::response::ModelTensor;
+use blobd_client::protocol::response::{ModelDetails, ModelTensor};
+use blobd_model::diff::TensorFile;
 use blobd_model::layers::{block_number, split_name};
 use blobd_store_format::file_layout::{FileLayout, RangeContent, TensorRange};
 use blobd_store_format::gguf::Header;
@@ -13,11 +14,12 @@ use blobd_store_format::tensor::TensorFormat;
 use serde::Serialize;
 
 use crate::Digest;
+use crate::tensor_choice::file_of_layer;
 
 #[derive(Debug)]
 pub(super) struct ParsedFile {
     pub(super) number: usize,
-    pub(super) component: String,
+    pub(super) file: TensorFile,
     pub(super) header: Header,
     pub(super) layout: FileLayout,
 }
@@ -35,6 +37,9 @@ pub(super) enum ShownTensor {
     Stored {
         #[serde(flatten)]
         entry: ModelTensor,
+        /// Its file, if the model has several files with tensors.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        file: Option<String>,
         /// In bytes from the start of the original file; in JSON only with `--full`.
         #[serde(skip_serializing_if = "Option::is_none")]
         file_offset: Option<u64>,
@@ -46,6 +51,8 @@ pub(super) enum ShownTensor {
         format: TensorFormat,
         shape: Vec<u64>,
         size: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        file: Option<String>,
         /// In bytes from the start of the original file.
         file_offset: u64,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,6 +66,7 @@ pub(super) struct TensorFacts<'t> {
     pub(super) type_name: &'t str,
     pub(super) shape: &'t [u64],
     pub(super) size: u64,
+    pub(super) file: Option<&'t str>,
     pub(super) file_offset: Option<u64>,
     pub(super) blob: Option<Digest>,
 }
@@ -66,19 +74,21 @@ pub(super) struct TensorFacts<'t> {
 impl ShownTensor {
     pub(super) fn facts(&self) -> TensorFacts<'_> {
         match self {
-            Self::Stored { entry, file_offset } => TensorFacts {
+            Self::Stored { entry, file, file_offset } => TensorFacts {
                 name: &entry.name,
                 type_name: &entry.type_name,
                 shape: &entry.shape,
                 size: entry.size,
+                file: file.as_deref(),
                 file_offset: *file_offset,
                 blob: Some(entry.digest),
             },
-            Self::InFile { name, type_name, shape, size, file_offset, .. } => TensorFacts {
+            Self::InFile { name, type_name, shape, size, file, file_offset, .. } => TensorFacts {
                 name,
                 type_name,
                 shape,
                 size: *size,
+                file: file.as_deref(),
                 file_offset: Some(*file_offset),
                 blob: None,
             },
@@ -87,13 +97,15 @@ impl ShownTensor {
 }
 
 pub(super) fn in_files(files: &[ParsedFile]) -> Vec<ShownTensor> {
+    let has_several_files = files.len() > 1;
     let tensors = files.iter().flat_map(|file| {
-        file.layout.tensors().iter().map(|tensor| ShownTensor::InFile {
+        file.layout.tensors().iter().map(move |tensor| ShownTensor::InFile {
             name: tensor.name.clone(),
             type_name: tensor.type_name.clone(),
             format: TensorFormat::Gguf,
             shape: tensor.shape.clone(),
             size: tensor.size,
+            file: has_several_files.then(|| file.file.name().to_owned()),
             file_offset: file_offset(file, tensor),
             experts: tensor.experts,
         })
@@ -101,30 +113,39 @@ pub(super) fn in_files(files: &[ParsedFile]) -> Vec<ShownTensor> {
     tensors.collect()
 }
 
-/// The stored tensors with their positions in the files. The entries are grouped by file, in the same order. The files
-/// `whole` are blobs themselves.
+/// The stored tensors with their files and their positions in these.
 pub(super) fn stored(
-    entries: Vec<ModelTensor>,
+    details: &mut ModelDetails,
     files: &[ParsedFile],
     safetensors: &[SafetensorsFile],
-    whole: &HashSet<Digest>,
 ) -> Vec<ShownTensor> {
-    let mut entries = entries.into_iter();
-    let mut shown = Vec::with_capacity(entries.len());
+    // These are blobs themselves.
+    let whole = details.whole_files();
+    let names = file_names(details);
     let of_gguf = files.iter().map(|file| (file.number, offsets_of_gguf(file)));
     let of_safetensors = safetensors.iter().map(|file| (file.number, offsets_of_safetensors(file)));
     let by_number: BTreeMap<usize, HashMap<&str, u64>> = of_gguf.chain(of_safetensors).collect();
-    for offsets in by_number.into_values() {
-        for entry in entries.by_ref().take(offsets.len()) {
-            let file_offset = offsets.get(entry.name.as_str()).copied();
-            shown.push(ShownTensor::Stored { entry, file_offset });
-        }
-    }
-    shown.extend(entries.map(|entry| {
-        let file_offset = whole.contains(&entry.digest).then_some(entry.offset);
-        ShownTensor::Stored { entry, file_offset }
-    }));
-    shown
+    let shown = std::mem::take(&mut details.tensors).into_iter().map(|entry| {
+        let layer = entry.layer.and_then(|layer| usize::try_from(layer).ok());
+        let offsets = layer.and_then(|layer| by_number.get(&layer));
+        let in_blob = || whole.contains(&entry.digest).then_some(entry.offset);
+        let file_offset =
+            offsets.and_then(|offsets| offsets.get(entry.name.as_str()).copied()).or_else(in_blob);
+        let file = layer.and_then(|layer| names.get(&layer).cloned());
+        ShownTensor::Stored { entry, file, file_offset }
+    });
+    shown.collect()
+}
+
+/// The names of the files with tensors by their numbers, if there are several. A layer that is a tensor has its name.
+fn file_names(details: &ModelDetails) -> BTreeMap<usize, String> {
+    let numbers: BTreeSet<_> = details.tensors.iter().filter_map(|tensor| tensor.layer).collect();
+    let numbers = numbers.into_iter().filter_map(|layer| usize::try_from(layer).ok());
+    let layers = numbers.filter_map(|number| Some((number, details.layers.get(number)?)));
+    let named = layers.filter(|(_, layer)| layer.media_type.holds_tensors());
+    let named: BTreeMap<_, _> =
+        named.map(|(number, layer)| (number, file_of_layer(layer).name().to_owned())).collect();
+    if named.len() > 1 { named } else { BTreeMap::new() }
 }
 
 fn offsets_of_gguf(file: &ParsedFile) -> HashMap<&str, u64> {

@@ -10,6 +10,7 @@ use blobd_client::model::{BlobSlice, OpenModel};
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_client::protocol::response::TensorLocation;
 use blobd_client::weights::{ManifestWeights, WeightsError};
+use blobd_model::diff::TensorFile;
 use blobd_model::quant::{ElementType, swap_bytes};
 use blobd_model::tensor_layers::PackedTensor;
 use blobd_store_format::file_format::FileFormat;
@@ -22,12 +23,15 @@ use super::{quant_error, usage};
 use crate::connect::{client_error, model_error};
 use crate::local_model::LocalModel;
 use crate::model_source::describe_files;
+use crate::tensor_choice::{WantedTensor, file_of_layer, file_of_open, layer_of};
 use crate::{Client, ErrorBody, ErrorCode, Reference};
 
 /// A tensor, or one expert of a stack.
 #[derive(Debug)]
 pub(super) struct StoredTensor {
     pub(super) name: String,
+    /// Its file, if several have a tensor of its name.
+    pub(super) file: Option<String>,
     pub(super) type_name: String,
     pub(super) shape: Vec<u64>,
     pub(super) is_fastest_first: bool,
@@ -71,6 +75,28 @@ impl Deref for Bytes {
     }
 }
 
+/// The tensor that is meant, and its file if several have one; `None` if no file's table has the name. Equal tensors need
+/// no choice.
+fn chosen<'m>(
+    model: &'m OpenModel,
+    wanted: &WantedTensor,
+) -> Result<Option<(&'m TensorLocation, Option<String>)>, ErrorBody> {
+    let named: Vec<_> = model.tensors().iter().filter(|tensor| tensor.name == wanted.name).collect();
+    let Some(first) = named.first() else { return Ok(None) };
+    let is_first = |tensor: &&TensorLocation| {
+        let layer_aside = TensorLocation { layer: first.layer, ..(*tensor).clone() };
+        layer_aside == **first
+    };
+    if wanted.file.is_none() && named.iter().all(is_first) {
+        return Ok(Some((first, None)));
+    }
+    let layer = |tensor: &TensorLocation| model.layers().get(usize::try_from(tensor.layer).ok()?);
+    let files: Vec<TensorFile> = named.iter().filter_map(|tensor| layer(tensor).map(file_of_open)).collect();
+    let place = wanted.choose(model.name(), &files)?;
+    let file = files.get(place).filter(|_| files.len() > 1).map(|file| file.name().to_owned());
+    Ok(named.get(place).map(|tensor| (*tensor, file)))
+}
+
 /// For a model that is not stored, says why its tensors are not read from a registry.
 fn pull_first(error: ErrorBody) -> ErrorBody {
     if error.code != ErrorCode::NotFound {
@@ -82,15 +108,30 @@ fn pull_first(error: ErrorBody) -> ErrorBody {
 }
 
 impl StoredTensor {
-    pub(super) fn of_file(path: &Path, name: &str) -> Result<Self, ErrorBody> {
-        let model = LocalModel::open(path, &describe_files(path)?)?;
-        let (Some(tensor), Some(bytes)) = (model.tensor(name), model.read(name)?) else {
+    pub(super) fn of_file(path: &Path, wanted: &WantedTensor) -> Result<Self, ErrorBody> {
+        let described = describe_files(path)?;
+        let model = LocalModel::open(path, &described)?;
+        let has = |wanted: &WantedTensor| {
+            model.named(&wanted.name).iter().any(|(file, _)| wanted.file.is_none() || wanted.is_in(file))
+        };
+        let in_name = || wanted.with_file_in_name().find(has);
+        let wanted = if has(wanted) { wanted.clone() } else { in_name().unwrap_or_else(|| wanted.clone()) };
+        let named = model.named(&wanted.name);
+        let name = &wanted.name;
+        if named.is_empty() {
             let message = format!("{}: no tensor {name:?}", path.display());
             return Err(with_nearest(ErrorBody::new(ErrorCode::NotFound, message), name, model.names()));
-        };
+        }
+        let files: Vec<TensorFile> = named.iter().map(|(file, _)| (*file).clone()).collect();
+        let chosen = wanted.choose(&described.name, &files)?;
+        let gone = || ErrorBody::new(ErrorCode::Internal, "the tensor's file is not open");
+        let &(file, tensor) = named.get(chosen).ok_or_else(gone)?;
+        let bytes = model.read(file, name)?.ok_or_else(gone)?;
+        let file_name = (files.len() > 1).then(|| file.name().to_owned());
         let (file, range) = (bytes.into(), 0..usize::try_from(tensor.size).unwrap_or(usize::MAX));
         Ok(Self {
             name: tensor.name.clone(),
+            file: file_name,
             type_name: tensor.type_name.to_string(),
             shape: tensor.shape.clone(),
             is_fastest_first: true,
@@ -103,33 +144,46 @@ impl StoredTensor {
         })
     }
 
-    pub(super) fn open(client: &Client, reference: &Reference, name: &str) -> Result<Self, ErrorBody> {
-        let tensors = TensorSelection::Names(vec![name.to_owned()]);
+    pub(super) fn open(
+        client: &Client,
+        reference: &Reference,
+        wanted: &WantedTensor,
+    ) -> Result<Self, ErrorBody> {
+        let tensors = TensorSelection::Names(vec![wanted.name.clone()]);
         match client.open_with(&OpenParams { tensors, ..OpenParams::new(reference.clone()) }) {
-            Ok(model) => match model.tensor(name) {
-                Some(tensor) => Self::of_split(&model, tensor),
+            Ok(model) => match chosen(&model, wanted)? {
+                Some((tensor, file)) => Ok(Self { file, ..Self::of_split(&model, tensor)? }),
                 // The name is that of a layer.
-                None => Self::of_layers(client, reference, name),
+                None => Self::of_layers(client, reference, wanted),
             },
             Err(ClientError::Daemon(error)) if error.code == ErrorCode::NotFound => {
-                Self::open_unlisted(client, reference, name, error)
+                Self::open_unlisted(client, reference, wanted, error)
             }
             Err(error) => Err(client_error(error)),
         }
     }
 
-    /// A name that no file's table has: a tensor inside a layer, or a wrong name.
+    /// A name that no file's table has: one with its file, a tensor inside a layer, or a wrong name.
     fn open_unlisted(
         client: &Client,
         reference: &Reference,
-        name: &str,
+        wanted: &WantedTensor,
         error: ErrorBody,
     ) -> Result<Self, ErrorBody> {
         let details = client.model(reference).map_err(|error| pull_first(client_error(error)))?;
         if details.layers.iter().any(|layer| layer.media_type.component() == "tensor") {
-            return Self::of_layers(client, reference, name);
+            return Self::of_layers(client, reference, wanted);
         }
-        Err(with_nearest(error, name, details.tensors.iter().map(|tensor| tensor.name.as_str())))
+        let is_listed = |wanted: &WantedTensor| {
+            let mut named = details.tensors.iter().filter(|tensor| tensor.name == wanted.name);
+            named.any(|tensor| {
+                layer_of(tensor, &details.layers).is_some_and(|layer| wanted.is_in(&file_of_layer(layer)))
+            })
+        };
+        if let Some(listed) = wanted.with_file_in_name().find(is_listed) {
+            return Self::open(client, reference, &listed);
+        }
+        Err(with_nearest(error, &wanted.name, details.tensors.iter().map(|tensor| tensor.name.as_str())))
     }
 
     /// A tensor of a file that is split.
@@ -143,6 +197,7 @@ impl StoredTensor {
         let header = Header::parse(&header).map_err(|error| ErrorBody::new(ErrorCode::Corrupt, error))?;
         Ok(Self {
             name: tensor.name.clone(),
+            file: None,
             type_name: tensor.type_name.clone(),
             shape: tensor.shape.clone(),
             is_fastest_first: true,
@@ -158,6 +213,7 @@ impl StoredTensor {
     fn of_safetensors(tensor: &TensorLocation, bytes: BlobSlice) -> Self {
         Self {
             name: tensor.name.clone(),
+            file: None,
             type_name: tensor.type_name.clone(),
             shape: tensor.shape.clone(),
             is_fastest_first: false,
@@ -171,7 +227,10 @@ impl StoredTensor {
     }
 
     /// A tensor of a model with a safetensors file per tensor.
-    fn of_layers(client: &Client, reference: &Reference, name: &str) -> Result<Self, ErrorBody> {
+    fn of_layers(client: &Client, reference: &Reference, wanted: &WantedTensor) -> Result<Self, ErrorBody> {
+        // The names of the layers start with their component.
+        let folder = wanted.file.as_ref().map(|file| format!("{}/", file.trim_end_matches('/')));
+        let name = &(folder.unwrap_or_default() + &wanted.name);
         let weights = ManifestWeights::open(client, reference);
         let weights = weights.map_err(|error| ErrorBody::new(error.code(), error))?;
         let tensor = weights.tensor(name).map_err(|error| match error {
@@ -188,6 +247,7 @@ impl StoredTensor {
         let experts = count.map(|count| Experts { count, stride: bytes.len() as u64 / count });
         Ok(Self {
             name: name.to_owned(),
+            file: None,
             type_name: packed.as_ref().map_or_else(|| dtype.name().to_owned(), Packed::type_name),
             shape: packed.as_ref().map_or_else(|| tensor.shape().to_vec(), |packed| packed.shape(&tensor)),
             is_fastest_first: false,
@@ -294,6 +354,8 @@ fn with_nearest<'n>(error: ErrorBody, name: &str, names: impl Iterator<Item = &'
     const SHOWN: usize = 3;
     let mut nearest: Vec<&str> = names.collect();
     nearest.sort_by_cached_key(|known| (strsim::levenshtein(name, known), *known));
+    // Several files can have the name.
+    nearest.dedup();
     nearest.truncate(SHOWN);
     if nearest.is_empty() {
         return error;

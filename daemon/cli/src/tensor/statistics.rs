@@ -16,6 +16,8 @@ const BAR_CHARS: usize = 40;
 #[derive(Debug, Serialize)]
 pub(super) struct TensorStatistics {
     name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
     #[serde(rename = "type")]
     type_name: String,
     shape: Vec<u64>,
@@ -48,6 +50,7 @@ pub(super) fn of(tensor: &StoredTensor) -> Result<TensorStatistics, ErrorBody> {
     let Histogram { edges, counts } = found.histogram;
     Ok(TensorStatistics {
         name: tensor.name.clone(),
+        file: tensor.file.clone(),
         type_name: tensor.type_name.clone(),
         shape: tensor.shape.clone(),
         expert: tensor.expert,
@@ -68,6 +71,9 @@ pub(super) fn render(statistics: &TensorStatistics) -> String {
     let shape: Vec<_> = statistics.shape.iter().map(u64::to_string).collect();
     let mut table = Table::new(&["tensor", &blobd_store_format::text::printable(&statistics.name)], &[]);
     let mut row = |key: &str, value: String| table.row([key.to_owned(), value]);
+    if let Some(file) = &statistics.file {
+        row("file", file.clone());
+    }
     row("type", statistics.type_name.clone());
     row("shape", shape.join("×"));
     if let Some(expert) = statistics.expert {

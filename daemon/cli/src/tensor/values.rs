@@ -17,6 +17,8 @@ const MAX_VALUES: u64 = 1 << 20;
 #[derive(Debug, Serialize)]
 pub(super) struct TensorValues {
     name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
     #[serde(rename = "type")]
     type_name: String,
     shape: Vec<u64>,
@@ -43,6 +45,7 @@ pub(super) fn of(tensor: &StoredTensor, range: &Range<u64>) -> Result<TensorValu
     }
     let found = |values: Vec<Json>, texts: Vec<String>| TensorValues {
         name: tensor.name.clone(),
+        file: tensor.file.clone(),
         type_name: tensor.type_name.clone(),
         shape: tensor.shape.clone(),
         expert: tensor.expert,

@@ -21,7 +21,7 @@ pub(super) const STREAM_BYTES: usize = 4 * PART_BYTES;
 pub(crate) struct DetailsStream {
     /// The JSON before the tensors of the recipes, until it is taken.
     head: Option<Vec<u8>>,
-    recipes: Vec<Arc<Recipe>>,
+    recipes: Vec<(u32, Arc<Recipe>)>,
     /// The index of the next recipe, and of the next tensor in it.
     recipe: usize,
     tensor: usize,
@@ -53,7 +53,7 @@ impl DetailsStream {
 
     /// All parts in one, if the model is small.
     pub(super) fn whole(&mut self) -> Option<Vec<u8>> {
-        let tensors: usize = self.recipes.iter().map(|recipe| recipe.tensors().len()).sum();
+        let tensors: usize = self.recipes.iter().map(|(_, recipe)| recipe.tensors().len()).sum();
         if tensors > MAX_TENSORS_WHOLE {
             return None;
         }
@@ -77,7 +77,7 @@ impl DetailsStream {
         }
         let mut part = Vec::with_capacity(PART_BYTES);
         while part.len() < PART_BYTES {
-            let Some(recipe) = self.recipes.get(self.recipe) else {
+            let Some((layer, recipe)) = self.recipes.get(self.recipe) else {
                 part.extend_from_slice(TAIL);
                 self.is_done = true;
                 break;
@@ -88,7 +88,7 @@ impl DetailsStream {
                         part.push(b',');
                     }
                     // Strings, numbers and lists can always be serialised.
-                    let _ = serde_json::to_writer(&mut part, &ModelTensor::new(format, tensor));
+                    let _ = serde_json::to_writer(&mut part, &ModelTensor::new(*layer, format, tensor));
                     self.tensor += 1;
                 }
                 None => (self.recipe, self.tensor) = (self.recipe + 1, 0),
@@ -137,16 +137,16 @@ mod tests {
             tensors: Vec::new(),
             policy: None,
         };
-        Shown { details, recipes: counts.iter().map(|count| recipe(*count)).collect() }
+        Shown { details, recipes: (0..).zip(counts.iter().map(|count| recipe(*count))).collect() }
     }
 
-    fn tensors(recipe: &Recipe) -> impl Iterator<Item = ModelTensor> {
-        recipe.tensors().iter().map(|tensor| ModelTensor::new(TensorFormat::Gguf, tensor))
+    fn tensors(layer: u32, recipe: &Recipe) -> impl Iterator<Item = ModelTensor> {
+        recipe.tensors().iter().map(move |tensor| ModelTensor::new(layer, TensorFormat::Gguf, tensor))
     }
 
     #[test]
     fn parts_together_are_the_whole_document() {
-        let of_layers: Vec<_> = tensors(&recipe(2)).collect();
+        let of_layers: Vec<_> = tensors(7, &recipe(2)).collect();
         for (counts, of_layers) in [
             (&[][..], &[][..]),
             (&[0], &[]),
@@ -159,7 +159,7 @@ mod tests {
             let mut shown = shown(counts);
             shown.details.tensors = of_layers.to_vec();
             let mut whole = shown.details.clone();
-            whole.tensors.extend(shown.recipes.iter().flat_map(|recipe| tensors(recipe)));
+            whole.tensors.extend(shown.recipes.iter().flat_map(|(layer, recipe)| tensors(*layer, recipe)));
             let mut stream = DetailsStream::new(shown);
             let mut parts = Vec::new();
             while let Some(part) = stream.next_part() {

@@ -31,12 +31,13 @@ pub(crate) use heads::{HeadContent, HeadsOutline, fit, heads};
 /// [`blobd_store::StoreError`]; [`OpError::Damaged`] when the stored header does not parse.
 pub fn show(store: &Store, reference: &Reference) -> Result<ModelDetails, OpError> {
     let Shown { mut details, recipes } = outline(store, reference)?;
-    details.tensors.extend(recipes.iter().flat_map(|recipe| tensors(recipe)));
+    details.tensors.extend(recipes.iter().flat_map(|(layer, recipe)| tensors(*layer, recipe)));
     Ok(details)
 }
 
-fn tensors(recipe: &Recipe) -> impl Iterator<Item = ModelTensor> {
-    let of_format = |format| recipe.tensors().iter().map(move |tensor| ModelTensor::new(format, tensor));
+fn tensors(layer: u32, recipe: &Recipe) -> impl Iterator<Item = ModelTensor> {
+    let of_format =
+        move |format| recipe.tensors().iter().map(move |tensor| ModelTensor::new(layer, format, tensor));
     recipe.format().into_iter().flat_map(of_format)
 }
 
@@ -44,8 +45,8 @@ fn tensors(recipe: &Recipe) -> impl Iterator<Item = ModelTensor> {
 #[derive(Debug)]
 pub(crate) struct Shown {
     pub(crate) details: ModelDetails,
-    /// The recipes with the model's tensors, in order.
-    pub(crate) recipes: Vec<Arc<Recipe>>,
+    /// The recipes with the model's tensors, in order, each with the number of its layer.
+    pub(crate) recipes: Vec<(u32, Arc<Recipe>)>,
 }
 
 /// Describes a model as [`show`] does, without copying the tensors.
@@ -76,7 +77,7 @@ pub(crate) fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpE
         tensors: Vec::new(),
         policy: None,
     };
-    let recipes: Vec<_> = recipes(&contents).cloned().collect();
+    let recipes: Vec<_> = recipes(&contents).map(|(layer, recipe)| (layer, Arc::clone(recipe))).collect();
     if !has_header {
         layer_info::describe(store, &model, &mut details)?;
     } else if facts.format == Some(FileFormat::SAFETENSORS.name()) {
@@ -91,27 +92,28 @@ pub(crate) fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpE
     Ok(Shown { details, recipes })
 }
 
-fn split_tensors(recipes: &[Arc<Recipe>]) -> impl Iterator<Item = &TensorEntry> + Clone {
-    let split = recipes.iter().filter(|recipe| recipe.format() == Some(TensorFormat::Safetensors));
+fn split_tensors(recipes: &[(u32, Arc<Recipe>)]) -> impl Iterator<Item = &TensorEntry> + Clone {
+    let recipes = recipes.iter().map(|(_, recipe)| recipe);
+    let split = recipes.filter(|recipe| recipe.format() == Some(TensorFormat::Safetensors));
     split.flat_map(|recipe| recipe.tensors())
 }
 
 /// The type of most bytes of the tensors, for models whose files do not name a quantisation.
-fn main_type(recipes: &[Arc<Recipe>]) -> Option<String> {
+fn main_type(recipes: &[(u32, Arc<Recipe>)]) -> Option<String> {
     let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
-    for tensor in recipes.iter().flat_map(|recipe| recipe.tensors()) {
+    for tensor in recipes.iter().flat_map(|(_, recipe)| recipe.tensors()) {
         let sum = bytes.entry(tensor.type_name.as_str()).or_default();
         *sum = sum.saturating_add(tensor.size);
     }
     bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(name, _)| name.to_owned())
 }
 
-/// The recipe of each file once, even if the manifest names the file several times.
-fn recipes(contents: &[NamedFile]) -> impl Iterator<Item = &Arc<Recipe>> {
+/// The recipe of each file once, even if the manifest names the file several times, with the number of its first layer.
+fn recipes(contents: &[NamedFile]) -> impl Iterator<Item = (u32, &Arc<Recipe>)> {
     let mut seen = BTreeSet::new();
-    let files = contents.iter().map(|named| &named.file);
-    let files = files.filter(move |file| seen.insert(file.descriptor.digest));
-    files.filter_map(|file| file.recipe.as_ref())
+    let files = (0..).zip(contents.iter().map(|named| &named.file));
+    let files = files.filter(move |(_, file)| seen.insert(file.descriptor.digest));
+    files.filter_map(|(layer, file)| Some((layer, file.recipe.as_ref()?)))
 }
 
 /// The parameters of the first split file, or the sum over all shards if it is a shard. A safetensors file does not say
@@ -119,8 +121,8 @@ fn recipes(contents: &[NamedFile]) -> impl Iterator<Item = &Arc<Recipe>> {
 fn parameters(store: &Store, contents: &[NamedFile], first: &ModelFacts) -> Result<u64, OpError> {
     if first.format == Some(FileFormat::SAFETENSORS.name()) {
         let with_tensors =
-            recipes(contents).filter(|recipe| recipe.format() == Some(TensorFormat::Safetensors));
-        let shapes = with_tensors.flat_map(|recipe| recipe.tensors().iter().map(|tensor| &tensor.shape));
+            recipes(contents).filter(|(_, recipe)| recipe.format() == Some(TensorFormat::Safetensors));
+        let shapes = with_tensors.flat_map(|(_, recipe)| recipe.tensors().iter().map(|tensor| &tensor.shape));
         let elements =
             |shape: &Vec<u64>| shape.iter().fold(1, |count: u64, length| count.saturating_mul(*length));
         return Ok(shapes.map(elements).fold(0, u64::saturating_add));
@@ -129,7 +131,7 @@ fn parameters(store: &Store, contents: &[NamedFile], first: &ModelFacts) -> Resu
         return Ok(first.parameters);
     }
     let mut sum = 0u64;
-    for recipe in recipes(contents) {
+    for (_, recipe) in recipes(contents) {
         let facts =
             read_header(store, recipe)?.map(|header| ModelFacts::from_header(&*header)).unwrap_or_default();
         sum = sum.saturating_add(facts.shard.map_or(0, |_shard| facts.parameters));

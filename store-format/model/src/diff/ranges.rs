@@ -99,7 +99,8 @@ mod tests {
             size,
             experts: None,
         };
-        DiffTensor { format: TensorFormat::Gguf, entry }
+        let file = std::sync::Arc::new(TensorFile::new("model", None));
+        DiffTensor { format: TensorFormat::Gguf, file, entry }
     }
 
     fn bytes_of(tensors: &[DiffTensor]) -> BTreeSet<(Digest, u64)> {

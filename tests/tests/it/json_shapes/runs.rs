@@ -171,7 +171,11 @@ fn showing(session: &mut Session, sample: &Sample) {
         session.line("show --full", name);
         session.line("show --residency", name);
     }
-    for file in ["moe.gguf", "llama.gguf"] {
+    let shards = ["sharded-00001-of-00002.gguf", "sharded-00002-of-00002.gguf"];
+    for (file, shard) in shards.iter().zip(ModelFile::dense(3).shards(2)) {
+        fs::write(sample.path(file), shard.bytes()).unwrap();
+    }
+    for file in ["moe.gguf", "llama.gguf", shards[0]] {
         session.ok("show", ["show", &sample.path(file)]);
     }
     let adapter = ModelFile::empty().with("general.type", "adapter");
@@ -218,7 +222,7 @@ fn checked_hashes(session: &mut Session, sample: &Sample) {
 }
 
 fn numbers(session: &mut Session, sample: &Sample) {
-    for pair in ["base other", "base alias", "moe separate", "other base", "odd llama"] {
+    for pair in ["base other", "base alias", "moe separate", "other base", "odd llama", "base big"] {
         session.line("diff", pair);
         session.line("diff --values", pair);
     }
@@ -236,6 +240,7 @@ fn numbers(session: &mut Session, sample: &Sample) {
         session.ok(form, ["tensor", "base", "output.weight", option, "--force", "-o", &file]);
     }
     let chat = sample.registry.name("me/chat:1");
+    session.line("tensor --file", &format!("{chat} output_norm.weight --file draft"));
     session.ok("fit", ["fit", &sample.path("llama.gguf"), "--layers"]);
     session.line("fit", "moe --cpu-moe");
     session.line("fit", "separate");

@@ -1,9 +1,12 @@
 //! The facts about a model without a GGUF file, from its layers: one layer per tensor, and `config.json`.
 
+use std::collections::HashMap;
+
 use blobd_client::protocol::response::{ModelDetails, ModelTensor};
 use blobd_model::config::{ConfigQuantization, ModelConfig, QUANTIZATION_FILES};
 use blobd_model::tensor_layers::{DescribedTensor, Quantization, TensorLayers, Totals};
 use blobd_store::{FileReader, Model, Store, StoreError, StoredFile};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::expert::Experts;
 use blobd_store_format::safetensors::Header;
 use blobd_store_format::tensor::TensorFormat;
@@ -43,7 +46,9 @@ pub(super) fn describe(store: &Store, model: &Model, details: &mut ModelDetails)
     let Totals { parameters, quantization } = Totals::from_tensors(layers.describe(&index));
     (details.parameters, details.quantization) = (parameters, quantization);
     details.metadata.insert("general.parameter_count".to_owned(), parameters.into());
-    details.tensors = layers.describe(&index).filter_map(|tensor| listed(model, tensor)).collect();
+    let numbers: HashMap<Digest, u32> = details.layers.iter().map(|layer| layer.digest).zip(0..).collect();
+    let listed = layers.describe(&index).filter_map(|tensor| listed(model, &numbers, tensor)).collect();
+    details.tensors = listed;
     Ok(())
 }
 
@@ -127,14 +132,16 @@ fn start(store: &Store, file: &StoredFile, length: u64) -> Result<Option<Vec<u8>
     }
 }
 
-fn listed(model: &Model, tensor: DescribedTensor<'_>) -> Option<ModelTensor> {
+fn listed(model: &Model, numbers: &HashMap<Digest, u32>, tensor: DescribedTensor<'_>) -> Option<ModelTensor> {
     let DescribedTensor { name, type_name, shape, stored, .. } = tensor;
     let (offset, size) = (stored.offset_in_file(), stored.size_bytes());
+    let digest = model.files.get(stored.layer())?.descriptor.digest;
     Some(ModelTensor {
         name: name.to_owned(),
         type_name: type_name.into_owned(),
         format: TensorFormat::Safetensors,
-        digest: model.files.get(stored.layer())?.descriptor.digest,
+        digest,
+        layer: numbers.get(&digest).copied(),
         experts: experts(name, stored.shape(), size),
         shape,
         offset,
