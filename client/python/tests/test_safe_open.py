@@ -349,11 +349,17 @@ class Prefetch(SafeOpenTest):
             self.assertEqual(loader.names(), opened.offset_keys())
         self.assertEqual(list(loader), [])
 
+    def test_names_alone_are_whole_tensors(self) -> None:
+        loader = self.raw("sharded").prefetch(["scale", "embed.weight"])
+        self.assertEqual([name for name, _ in loader], ["scale", "embed.weight"])
+
     def test_wrong_plans_are_refused(self) -> None:
         opened = self.raw("sharded")
         for plan in ({"embed.weight": slice(0, 4, 2)}, {"scale": slice(0, 1)}, {"embed.weight": slice(0, 41)}):
             self.assertRaises(blobd.SliceError, opened.prefetch, plan)
         self.assertRaises(blobd.NoTensorError, opened.prefetch, {"no": None})
+        self.assertRaises(blobd.NoTensorError, opened.prefetch, ["no"])
+        self.assertRaises(TypeError, opened.prefetch, "scale")
         self.assertRaises(ValueError, opened.prefetch, threads=0)
 
     def test_planned_pages_come_into_memory(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple, Union
 
 from ._memory import will_need
 from ._slices import TensorSlice
@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 
 PrefetchPlan = Mapping[str, Optional[slice]]
 """Names of tensors, each with `None` for all of it or a slice of its first dimension with a step of 1."""
+
+
+def planned(plan: Union[PrefetchPlan, Iterable[str]]) -> PrefetchPlan:
+    """The plan as a mapping: names alone stand for whole tensors."""
+    if isinstance(plan, Mapping):
+        return plan
+    if isinstance(plan, str):
+        raise TypeError(f"plan: expected names or a mapping, found the name {plan!r}; put it into a list")
+    return dict.fromkeys(plan)
 
 
 class PrefetchLoader:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, 
 
 from . import safetensors
 from ._elements import NumpyElements, TorchElements
-from ._prefetch import PrefetchLoader, PrefetchPlan
+from ._prefetch import PrefetchLoader, PrefetchPlan, planned
 from ._responses import Tensor
 from ._slices import Elements, TensorSlice
 from .errors import NoFileError, NoTensorError, SafetensorsError, SessionClosedError, WeightsError
@@ -115,17 +115,21 @@ class SafeOpen:
         return TensorMeta(tensor.type, list(tensor.shape), (start, start + tensor.size), path)
 
     def prefetch(
-        self, plan: Optional[PrefetchPlan] = None, *, device: Optional[Union[str, int]] = None, threads: int = 8
+        self,
+        plan: Optional[Union[PrefetchPlan, Iterable[str]]] = None,
+        *,
+        device: Optional[Union[str, int]] = None,
+        threads: int = 8,
     ) -> PrefetchLoader:
         """Asks the kernel to read tensors into memory in the background; the result gives each of them once.
 
-        `plan` has the names, each with `None` for the whole tensor or a slice of its first dimension; without it, all
-        tensors. `device` is where they go, by default that of this view. `threads` is accepted for programs written
+        `plan` has the names of whole tensors, or each name with `None` for the whole tensor or a slice of its first
+        dimension; without it, all tensors. `device` is where they go, by default that of this view. `threads` is accepted for programs written
         for `safetensors`: the kernel reads, without threads of this process.
         """
         if threads < 1:
             raise ValueError(f"threads: expected 1 or more, found {threads}; leave it out")
-        names: Mapping[str, Optional[slice]] = dict.fromkeys(self.offset_keys()) if plan is None else plan
+        names = planned(self.offset_keys() if plan is None else plan)
         elements = self._elements if device is None else self._elements_on(device)
         return PrefetchLoader({name: (self._sliced(name, elements), part) for name, part in names.items()})
 
