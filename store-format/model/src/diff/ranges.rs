@@ -99,7 +99,7 @@ mod tests {
             size,
             experts: None,
         };
-        let file = std::sync::Arc::new(TensorFile::new("model", None));
+        let file = std::sync::Arc::new(crate::diff::TensorFile::new("model", None));
         DiffTensor { format: TensorFormat::Gguf, file, entry }
     }
 

@@ -240,7 +240,7 @@ fn numbers(session: &mut Session, sample: &Sample) {
         session.ok(form, ["tensor", "base", "output.weight", option, "--force", "-o", &file]);
     }
     let chat = sample.registry.name("me/chat:1");
-    session.line("tensor --file", &format!("{chat} output_norm.weight --file draft"));
+    session.line("tensor --file", &format!("draft {chat} output_norm.weight"));
     session.ok("fit", ["fit", &sample.path("llama.gguf"), "--layers"]);
     session.line("fit", "moe --cpu-moe");
     session.line("fit", "separate");
