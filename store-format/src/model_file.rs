@@ -32,12 +32,26 @@ pub fn layer_type(path: &str, format: Option<TensorFormat>) -> MediaType {
 /// Whether a file has weights in a format that is not split, by its extension.
 pub fn has_other_weights(path: &str) -> bool {
     let path = path.to_ascii_lowercase();
-    is_pickle(&path) || OTHER_WEIGHTS.contains(&extension(&path))
+    is_pickle(&path) || is_plain_binary(&path) || OTHER_WEIGHTS.contains(&extension(&path))
 }
 
 /// Whether a file is a pickle of Python, by its extension. Reading one can run any code.
 pub(crate) fn is_pickle(path: &str) -> bool {
-    PICKLES.contains(&extension(&path.to_ascii_lowercase()))
+    let path = path.to_ascii_lowercase();
+    PICKLES.contains(&extension(&path)) && !is_plain_binary(&path)
+}
+
+/// Weights of programs whose files end in `.bin`, but are no pickles: OpenVINO's, and those of ggml before GGUF.
+fn is_plain_binary(path: &str) -> bool {
+    const STARTS: [&str; 2] = ["openvino_", "ggml-"];
+    let name = path.rsplit('/').next().unwrap_or(path);
+    extension(name) == "bin" && STARTS.iter().any(|start| name.starts_with(start))
+}
+
+/// The description of a network that is of no use without its weights, which are in another file: OpenVINO's.
+pub(crate) fn describes_other_weights(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
+    extension(&name) == "xml" && name.starts_with("openvino_")
 }
 
 fn extension(path: &str) -> &str {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use blobd_client::error::ModelError;
 use blobd_client::model::OpenModel;
 use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
-use blobd_client::protocol::response::OpenLayer;
+use blobd_client::protocol::response::{LayerSummary, OpenLayer};
 use blobd_model::rewrite::RewrittenFile;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::file_format::FileFormat;
@@ -17,12 +17,12 @@ use clap::Args;
 use serde::Serialize;
 
 use self::outputs::{HashingWriter, Outputs};
-use self::plan::{ExportPlan, NewFile, PlannedFile, has_content, refuse_existing};
+use self::plan::{ExportPlan, NewFile, PlannedFile, has_content, is_folder_path, refuse_existing};
 use self::rewrite::{RewriteArgs, Rewriting};
 use crate::connect::{client_error, connect, note_name};
 use crate::model_folder::is_folder_of;
 use crate::model_name::{ModelName, only};
-use crate::output::{DataOutput, human_bytes, print, print_json};
+use crate::output::{DataOutput, human_bytes, print, print_json, print_message, printable};
 use crate::output_file::refuse_terminal;
 use crate::progress::{Bar, Progress};
 use crate::source_file::{file_paths, stem};
@@ -34,7 +34,11 @@ mod rewrite;
 
 /// Write a model's original files, bit for bit, or other GGUF files with the same tensors
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "Into a folder, which is the current one if none is given, the projector, the draft and the adapters of a
+model are written with it; to a single file or to standard output only the model is.
+
+Examples:
   blobd export llama3:8b                       writes llama3-8b.gguf
   blobd export llama3:8b -o /models/           into a directory, which is made if it is missing
   blobd export llama3:8b -o - | sha256sum
@@ -42,7 +46,8 @@ mod rewrite;
   blobd export llama3:8b --component template -o -
   blobd export llama3:70b --split-max-size 50GB -o /models/
   blobd export llama3:70b --merge              one file instead of shards
-  blobd export llama3:8b --alignment 4096 --endian big")]
+  blobd export llama3:8b --alignment 4096 --endian big"
+)]
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
@@ -51,9 +56,9 @@ pub(super) struct Params {
     /// the model's manifest, or a name made from the model's
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
-    /// The part to export: model, projector, adapter, template, params, license, config. The default is the model, or
-    /// what there is in its place, such as an adapter; of a model that is a folder or has a file for each tensor, all of
-    /// its files
+    /// The part to export: model, projector, draft, adapter, template, params, license, config. The default is the
+    /// model, or what there is in its place, such as an adapter, and in a folder what belongs to it; of a model that is a
+    /// folder or has a file for each tensor, all of its files
     #[arg(long, value_name = "NAME")]
     component: Option<String>,
     /// Replace files that exist, and write weights to a terminal
@@ -75,8 +80,10 @@ struct Exported {
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let reference = only(global, &connected.client, &params.model)?;
-    let model = open(&connected.client, params, &reference)?;
+    let chosen = Chosen::new(&connected.client, params, &reference);
+    let model = open_component(&connected.client, &reference, chosen.opened())?;
     note_name(global, &reference, model.name());
+    chosen.note_left_out(global, &model);
     let to_stdout = params.output.as_deref() == Some(Path::new("-"));
     let has_weights = model.layers().iter().any(|layer| layer.media_type.holds_tensors());
     if let Some(output) = params.output.as_deref().filter(|_| has_weights && !params.force) {
@@ -91,17 +98,68 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             write_rewritten(global, params, &model, rewriting)?
         }
         None if to_stdout => return write_to_stdout(&model, global.hides_progress()),
-        None => write_original(global, params, &model)?,
+        None => write_original(global, params, &chosen, &model)?,
     };
     if global.json { print_json(&serde_json::json!({ "exported": exported })) } else { Ok(()) }
 }
 
-fn open(client: &Client, params: &Params, reference: &Reference) -> Result<OpenModel, ErrorBody> {
-    let component = match &params.component {
-        Some(component) => Some(component.clone()),
-        None => default_component(client, reference),
-    };
-    open_component(client, reference, component)
+/// The files of a model that are written.
+#[derive(Debug)]
+enum Chosen {
+    /// Those of a component that the user has named.
+    Named(String),
+    /// All files of the folder.
+    All,
+    /// Those of the weights, without those of other components that belong to them.
+    Weights { component: String, left_out: Vec<String> },
+    /// All files with tensors.
+    WithSidecars,
+}
+
+impl Chosen {
+    fn new(client: &Client, params: &Params, reference: &Reference) -> Self {
+        if let Some(component) = &params.component {
+            return Self::Named(component.clone());
+        }
+        let layers = client.model(reference).map(|details| details.layers).unwrap_or_default();
+        let Some(component) = default_component(&layers) else { return Self::All };
+        let sidecars = layers.iter().map(|layer| &layer.media_type).filter(|layer| layer.holds_tensors());
+        let mut left_out: Vec<_> = sidecars.map(|layer| layer.component().to_owned()).collect();
+        left_out.retain(|other| *other != component);
+        left_out.dedup();
+        let is_folder = params.output.as_deref().is_none_or(is_folder_path);
+        if is_folder && !left_out.is_empty() && params.rewrite.options().is_none() {
+            return Self::WithSidecars;
+        }
+        Self::Weights { component, left_out }
+    }
+
+    /// The component that is opened; `None` for all.
+    fn opened(&self) -> Option<String> {
+        match self {
+            Self::Named(component) | Self::Weights { component, .. } => Some(component.clone()),
+            Self::All | Self::WithSidecars => None,
+        }
+    }
+
+    fn takes(&self, layer: &OpenLayer) -> bool {
+        match self {
+            Self::Named(_) | Self::Weights { .. } => true,
+            // The configuration of the manifest is not a file of the folder.
+            Self::All => layer.media_type.component() != "config",
+            Self::WithSidecars => layer.media_type.holds_tensors(),
+        }
+    }
+
+    /// Says on standard error which parts of the model were not written.
+    fn note_left_out(&self, global: &Global, model: &OpenModel) {
+        let Self::Weights { left_out, .. } = self else { return };
+        let Some(first) = left_out.first().filter(|_| !global.hides_reports()) else { return };
+        let (name, parts) = (printable(model.name()), left_out.join(", the "));
+        print_message(&format!(
+            "blobd: not written: the {parts} of {name}; `-o DIR/` writes them too, `--component {first}` writes one\n"
+        ));
+    }
 }
 
 /// Opens the files of a component, or all.
@@ -121,8 +179,7 @@ fn open_component(
 }
 
 /// The component of the weights; `None`, for all, if the model is a folder or has a file for each tensor.
-fn default_component(client: &Client, reference: &Reference) -> Option<String> {
-    let layers = client.model(reference).map(|details| details.layers).unwrap_or_default();
+fn default_component(layers: &[LayerSummary]) -> Option<String> {
     let media_types = layers.iter().map(|layer| &layer.media_type);
     let is_of_tensors = media_types.clone().any(|media_type| media_type.component() == "tensor")
         && !media_types.clone().any(MediaType::holds_tensors);
@@ -138,7 +195,12 @@ struct Checked {
     present: Vec<bool>,
 }
 
-fn write_original(global: &Global, params: &Params, model: &OpenModel) -> Result<Vec<Exported>, ErrorBody> {
+fn write_original(
+    global: &Global,
+    params: &Params,
+    chosen: &Chosen,
+    model: &OpenModel,
+) -> Result<Vec<Exported>, ErrorBody> {
     let paths = file_paths(&stored_name(model)?, model).into_iter();
     let file = |(index, (path, layer)): (usize, (String, &OpenLayer))| NewFile {
         index,
@@ -147,10 +209,7 @@ fn write_original(global: &Global, params: &Params, model: &OpenModel) -> Result
         size: layer.size,
     };
     let files = paths.zip(model.layers()).enumerate();
-    // The configuration of the manifest is not a file of the folder.
-    let is_chosen =
-        |layer: &OpenLayer| params.component.is_some() || layer.media_type.component() != "config";
-    let files: Vec<_> = files.filter(|(_, (_, layer))| is_chosen(layer)).map(file).collect();
+    let files: Vec<_> = files.filter(|(_, (_, layer))| chosen.takes(layer)).map(file).collect();
     let plan = ExportPlan::new(params.output.as_deref(), &files)?;
     plan.files.iter().try_for_each(PlannedFile::check_kind)?;
     let content = |planned: &PlannedFile| {

@@ -10,6 +10,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
 use blobd_store_format::file_layout::FileLayout;
 use blobd_store_format::gguf::{
     ALIGNMENT_KEY, ByteOrder, DEFAULT_ALIGNMENT, Encoder, GgmlType, GgufError, Header, MAX_ALIGNMENT, Value,
@@ -115,7 +117,7 @@ impl RewritePlan {
         let format = Format::new(&first.header, options)?;
         let files = match options.sharding {
             Sharding::Keep => keep(sources, options)?,
-            Sharding::Merge if split_value(&first.header, SPLIT_COUNT).is_none() => {
+            Sharding::Merge if shards.len() == 1 && split_value(&first.header, SPLIT_COUNT).is_none() => {
                 return Err(RewriteError::NotSharded);
             }
             Sharding::Merge => {
@@ -192,10 +194,14 @@ fn split_value(header: &Header, key: &str) -> Option<u64> {
     header.value(key)?.as_u64()
 }
 
-/// The indices of the sources in the order of their shard numbers.
+/// The indices of the sources in the order of their shard numbers. Shards that do not say which they are stay in the
+/// order of the model's files, which is that of the numbers in their names.
 fn in_shard_order(sources: &[RewriteSource]) -> Result<Vec<usize>, RewriteError> {
     let number = |source: &RewriteSource| split_value(&source.header, SPLIT_NO);
     let mut order: Vec<usize> = (0..sources.len()).collect();
+    if are_unnumbered_shards(sources) {
+        return Ok(order);
+    }
     order.sort_by_key(|index| sources.get(*index).and_then(number));
     let found = sources.len() as u64;
     for (place, source) in order.iter().filter_map(|index| sources.get(*index)).enumerate() {
@@ -207,6 +213,14 @@ fn in_shard_order(sources: &[RewriteSource]) -> Result<Vec<usize>, RewriteError>
         }
     }
     Ok(order)
+}
+
+/// Whether the sources are parts of one model without `split.*` keys: no tensor is in two of them.
+fn are_unnumbered_shards(sources: &[RewriteSource]) -> bool {
+    let mut names = BTreeSet::new();
+    let headers = || sources.iter().map(|source| &source.header);
+    headers().all(|header| split_value(header, SPLIT_COUNT).is_none() && header.value(SPLIT_NO).is_none())
+        && headers().flat_map(Header::tensors).all(|tensor| names.insert(tensor.name()))
 }
 
 /// Writes each source to a file of its own.

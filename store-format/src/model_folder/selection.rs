@@ -5,7 +5,7 @@ use std::fmt;
 use super::FolderFile;
 use crate::file_format::FileFormat;
 use crate::glob::Glob;
-use crate::model_file::{has_other_weights, is_pickle};
+use crate::model_file::{describes_other_weights, has_other_weights, is_pickle};
 
 /// Patterns of paths. Without patterns, the files of the model are taken. With patterns to include, exactly the files that
 /// match one are taken, in any format. Files that match a pattern to exclude are never taken. `*` also matches `/`, and a
@@ -37,6 +37,8 @@ pub enum Reason {
     Pickle,
     /// Weights in another format.
     OtherFormat,
+    /// The description of a network whose weights are in another format.
+    OfOtherFormat,
     /// An index of pickles.
     IndexOfPickles,
     Gguf,
@@ -113,6 +115,7 @@ impl fmt::Display for Reason {
             Self::OtherFormat => {
                 "weights of another format; a pattern that includes it stores it whole, and none of its tensors is shared"
             }
+            Self::OfOtherFormat => "belongs to weights of another format; a pattern can include both",
             Self::IndexOfPickles => "the index of pickles; a pattern can include it",
             Self::Gguf => "a GGUF file, which is a model of its own: import it by its name",
             Self::NoModel => "in no folder of a model: import it by its path",
@@ -183,6 +186,7 @@ fn not_by_default(file: &FolderFile) -> Option<Reason> {
         Some(false) => None,
         None if is_pickle(name) => Some(Reason::Pickle),
         None if has_other_weights(name) => Some(Reason::OtherFormat),
+        None if describes_other_weights(name) => Some(Reason::OfOtherFormat),
         None if name.ends_with(".json") && name.contains(".bin.index.") => Some(Reason::IndexOfPickles),
         None if file.size > MAX_OTHER_BYTES => Some(Reason::Large),
         None => None,

@@ -1,5 +1,6 @@
 //! Imports of a file with the projector and the draft beside it.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -81,6 +82,7 @@ fn model_with_sidecars_is_the_one_that_a_pull_makes() {
             daemon.command().run(["export", "see:Q4_K_M", "--component", component, "-o", "-"]).succeeds();
         assert!(out.stdout == fs::read(folder.join(name)).unwrap(), "{component}");
     }
+    exported_with_sidecars(&daemon, &folder);
     daemon.command().line("verify").succeeds();
     check_blobs(daemon.root());
     // The same files from a repository are the same model.
@@ -95,6 +97,25 @@ fn model_with_sidecars_is_the_one_that_a_pull_makes() {
     let pull = ["pull", "hf.co/me/see", "--config", config.to_str().unwrap(), "--json"];
     let pulled = Blobd::at_root(&other.path().join("store")).run(pull).succeeds().json_lines().pop().unwrap();
     assert_eq!(pulled["digest"], imported["digest"]);
+}
+
+/// Into a folder, the model is written with its sidecars; else a note names them.
+fn exported_with_sidecars(daemon: &TestDaemon, folder: &Path) {
+    let out = daemon.scratch().join("out");
+    let into = |arguments: &[&str]| {
+        daemon.command().run([&["export", "see:Q4_K_M", "-o"], arguments].concat()).succeeds()
+    };
+    into(&[&format!("{}/", out.display())]);
+    let written: BTreeSet<_> =
+        fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    assert_eq!(written, [MODEL, PROJECTOR, DRAFT].map(str::to_owned).into());
+    for name in written {
+        assert!(fs::read(out.join(&name)).unwrap() == fs::read(folder.join(&name)).unwrap(), "{name}");
+    }
+    let file = daemon.scratch().join("one.gguf");
+    let run = into(&[file.to_str().unwrap()]);
+    assert!(run.stderr.contains("the projector, the draft of see:Q4_K_M"), "{}", run.stderr);
+    assert!(!into(&["-", "--component", "model"]).stderr.contains("not written"));
 }
 
 #[test]

@@ -84,7 +84,7 @@ impl ExportPlan {
         let kept = distinct(listed());
         let place = |path: &str| match output {
             None => Ok(OutputPath::Below { folder: PathBuf::new(), path: path.to_owned() }),
-            Some(folder) if folder.is_dir() || folder.as_os_str().as_bytes().ends_with(b"/") => {
+            Some(folder) if is_folder_path(folder) => {
                 Ok(OutputPath::Below { folder: folder.to_owned(), path: path.to_owned() })
             }
             Some(path) if kept.len() == 1 => Ok(OutputPath::Named(path.to_owned())),
@@ -148,6 +148,11 @@ impl ExportPlan {
         let body = ErrorBody::new(ErrorCode::InvalidRequest, message);
         Err(body.with_hint("export to a file system that distinguishes upper and lower case"))
     }
+}
+
+/// Whether files are written into a folder of this path, which need not exist.
+pub(super) fn is_folder_path(path: &Path) -> bool {
+    path.is_dir() || path.as_os_str().as_bytes().ends_with(b"/")
 }
 
 impl PlannedFile {

@@ -18,6 +18,14 @@ pub struct ConfigQuantization {
     bits: Option<u64>,
     /// Bits of single layers, by the path of the layer.
     of_layers: BTreeMap<String, u64>,
+    codes: Option<Codes>,
+}
+
+/// Weights as numbers of entries in codebooks (AQLM): this many codes stand for this many weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Codes {
+    codes: u64,
+    weights: u64,
 }
 
 /// The files that say it, in the order in which they are asked.
@@ -50,14 +58,22 @@ impl ConfigQuantization {
     fn new(method: &str, bits: Option<u64>) -> Option<Self> {
         let is_name = method.len() <= MAX_METHOD_BYTES && !method.chars().any(char::is_control);
         let method = method.to_owned();
-        (is_name && !method.is_empty()).then_some(Self { method, bits, of_layers: BTreeMap::new() })
+        (is_name && !method.is_empty()).then_some(Self {
+            method,
+            bits,
+            of_layers: BTreeMap::new(),
+            codes: None,
+        })
     }
 
     fn of_transformers(config: &Json) -> Option<Self> {
         let text = |key: &str| config.get(key).and_then(Json::as_str);
         // ModelOpt's method is itself; what it did is in `quant_algo`.
         match text("quant_algo").or_else(|| text("quant_method")) {
-            Some(method) => Self::new(method, bits(config).or_else(|| bits_of_name(method))),
+            Some(method) => {
+                let found = Self::new(method, bits(config).or_else(|| bits_of_name(method)))?;
+                Some(Self { codes: Codes::of(config), ..found })
+            }
             // MLX writes its section under both names, here without a method.
             None => Self::of_mlx(config),
         }
@@ -91,6 +107,7 @@ impl ConfigQuantization {
                 Part::Plain => elements,
                 Part::Companion => 0,
                 Part::Packed(layer) => self.unpacked(tensor, layer, elements),
+                Part::Codes => self.codes.map_or(elements, |codes| codes.weights_of(elements)),
             }
         };
         tensors.into_iter().map(of_tensor).fold(0, u64::saturating_add)
@@ -105,12 +122,29 @@ impl ConfigQuantization {
     }
 }
 
+impl Codes {
+    fn of(config: &Json) -> Option<Self> {
+        let number = |key: &str| config.get(key).map_or(Some(1), Json::as_u64);
+        config.get("num_codebooks")?;
+        let (codes, inputs, outputs) =
+            (number("num_codebooks")?, number("in_group_size")?, number("out_group_size")?);
+        let weights = inputs.checked_mul(outputs)?;
+        (codes > 0 && weights > 0).then_some(Self { codes, weights })
+    }
+
+    const fn weights_of(self, codes: u64) -> u64 {
+        (codes / self.codes).saturating_mul(self.weights)
+    }
+}
+
 /// What a tensor is for the layer that it belongs to.
 enum Part<'n> {
     /// No quantisation has changed it.
     Plain,
     /// The weights of this layer, perhaps several in one number.
     Packed(&'n str),
+    /// The weights of a layer as numbers of entries in codebooks.
+    Codes,
     /// Scales and the like.
     Companion,
 }
@@ -124,10 +158,14 @@ const PACKED: [(&str, &[&str]); 4] = [
 ];
 
 /// The names of what quantisations add to a layer, with those of the weights, one of which the layer must have.
-const COMPANIONS: [(&str, &[&str]); 18] = [
+const COMPANIONS: [(&str, &[&str]); 21] = [
     (".qzeros", &[".qweight"]),
     (".g_idx", &[".qweight"]),
-    (".scales", &[".qweight", ".weight"]),
+    (".scales", &[".qweight", ".weight", ".codes"]),
+    (".codebooks", &[".codes"]),
+    // bitsandbytes with 8 bits.
+    (".SCB", &[".weight"]),
+    (".weight_format", &[".weight"]),
     (".biases", &[".weight"]),
     (".global_scale", &[".weight"]),
     (".weight_scale", &[".weight", ".weight_packed"]),
@@ -156,6 +194,9 @@ fn part_of<'n>(name: &'n str, names: &BTreeSet<&str>) -> Part<'n> {
     let of_weight = name.rfind(".weight.").and_then(|end| name.get(..end));
     if find(&COMPANIONS).is_some() || of_weight.is_some_and(|layer| has(layer, &[".weight"])) {
         return Part::Companion;
+    }
+    if name.strip_suffix(".codes").is_some_and(|layer| has(layer, &[".codebooks"])) {
+        return Part::Codes;
     }
     find(&PACKED).map_or(Part::Plain, Part::Packed)
 }
@@ -282,6 +323,20 @@ mod tests {
             ("l.weight.quant_state.bitsandbytes__nf4", "U8", &[80]),
         ];
         assert_eq!(parameters(&bitsandbytes, &layer), 128 * 128);
+        let bitsandbytes = json!({"quant_method": "bitsandbytes", "load_in_8bit": true});
+        let layer: [(&str, &str, &[u64]); 3] =
+            [("l.weight", "I8", &[128, 64]), ("l.SCB", "F32", &[128]), ("l.weight_format", "U8", &[])];
+        assert_eq!(parameters(&bitsandbytes, &layer), 128 * 64);
+        let aqlm = json!({
+            "quant_method": "aqlm", "in_group_size": 8, "out_group_size": 1, "num_codebooks": 2, "nbits_per_codebook": 8
+        });
+        let layer: [(&str, &str, &[u64]); 4] = [
+            ("l.codes", "I8", &[128, 16, 2]),
+            ("l.codebooks", "F16", &[2, 256, 1, 8]),
+            ("l.scales", "F16", &[128, 1, 1, 1]),
+            ("l.bias", "F16", &[128]),
+        ];
+        assert_eq!(parameters(&aqlm, &layer), 128 * 128 + 128);
     }
 
     #[test]

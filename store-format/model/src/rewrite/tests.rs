@@ -240,6 +240,31 @@ fn every_shard_records_an_alignment_that_is_not_the_default() {
     }
 }
 
+/// A GGUF file with these tensors and no `split.*` keys.
+fn unnumbered(names: &[&str]) -> Vec<u8> {
+    let mut writer = GgufWriter::new();
+    writer.metadata("general.architecture", Value::from("llama")).unwrap();
+    for name in names {
+        writer.tensor(name, GgmlType::F32, &[16]).unwrap();
+    }
+    file_of(&writer)
+}
+
+#[test]
+fn shards_without_split_keys_are_merged_in_their_order() {
+    let shards = [unnumbered(&["b", "a"]), unnumbered(&["c"])];
+    let merge = RewriteOptions { sharding: Sharding::Merge, ..RewriteOptions::default() };
+    let [merged] = rewrite(&shards, &merge).unwrap().try_into().unwrap();
+    let expected = [tensors(&shards[0]), tensors(&shards[1])].concat();
+    assert_same_tensors(&tensors(&merged), &expected);
+    assert_eq!(metadata(&merged), metadata(&shards[0]));
+    assert_eq!(rewrite(&shards, &split(64)).unwrap().len(), 3);
+    let aligned = RewriteOptions { alignment: Some(64), ..RewriteOptions::default() };
+    assert_eq!(rewrite(&shards, &aligned).unwrap().len(), 2);
+    let foreign = [unnumbered(&["a"]), unnumbered(&["a"])];
+    assert!(matches!(rewrite(&foreign, &merge), Err(RewriteError::Shards { .. })));
+}
+
 #[test]
 fn incomplete_or_repeated_shards_are_refused() {
     let shards = rewrite(&[file_of(&small())], &split(64)).unwrap();
