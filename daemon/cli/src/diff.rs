@@ -21,10 +21,11 @@ mod side;
 /// Show how two models differ: tensors, metadata and texts
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Tensors are compared by name, and by file if several files have one name. Shared bytes are on disk once, whatever their names: a tensor that
-both models have, but not under one name, is renamed; so are the experts of a stack. If a model is
-not in the store, only its header is fetched: types, shapes and metadata are compared, contents
-are not. Numbers are those of the type: scales in tensors of their own are not applied.
+    after_help = "Tensors are compared by name, and by file if several files of a model have the name. Shared bytes
+are on disk once, whatever their names: a tensor that both models have, but not under one name, is
+renamed; so are the experts of a stack. If a model is not in the store, only its header is fetched:
+types, shapes and metadata are compared, contents are not. Numbers are those of the type: scales in
+tensors of their own are not applied.
 
 Examples:
   blobd diff llama3:8b-q4_K_M llama3:8b-q4_K_S

@@ -35,8 +35,8 @@ mod rewrite;
 /// Write a model's original files, bit for bit, or other GGUF files with the same tensors
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Into a folder, which is the current one if none is given, the projector, the draft and the adapters of a
-model are written with it; to a single file or to standard output only the model is.
+    after_help = "The projector, the draft and the adapters of a model are written with it into a folder, by
+default the current one. A single file or standard output gets the model only.
 
 Examples:
   blobd export llama3:8b                       writes llama3-8b.gguf

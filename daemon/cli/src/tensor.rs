@@ -31,8 +31,9 @@ mod write;
 of the finite values, of complex numbers those of both parts; elements are numbered from 0 in the
 order of the file.
 
-If several files of a model have a tensor of the name, the model's own weights come before its projector
-and its draft; otherwise name the file, with --file or in front of the tensor's name.
+If several files of a model have a tensor of the name, that of the model's own weights is meant
+before those of its projector and its draft. Other files are chosen with --file, or by their name in
+front of the tensor's.
 
 A model at a registry has to be pulled first: one of its tensors alone cannot be verified.
 
