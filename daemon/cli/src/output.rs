@@ -338,6 +338,19 @@ impl Table {
     }
 }
 
+/// The parts of a total behind it, those of 0 bytes left out: `, all sent`, or ` = 3 MiB sent + 1 MiB mounted`.
+pub(crate) fn sum_of_parts(parts: &[(u64, &str)]) -> String {
+    let parts: Vec<_> = parts.iter().filter(|(bytes, _)| *bytes > 0).collect();
+    match parts[..] {
+        [] => String::new(),
+        [(_, what)] => format!(", all {what}"),
+        _ => {
+            let sizes = parts.iter().map(|(bytes, what)| format!("{} {what}", human_bytes(*bytes)));
+            format!(" = {}", sizes.collect::<Vec<_>>().join(" + "))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

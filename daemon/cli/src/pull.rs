@@ -18,7 +18,7 @@ use crate::batch::Batch;
 use crate::connect::{Connected, client_error, connect_or_create, print_result};
 use crate::model_name::parse_new_name;
 use crate::outdated::{Followed, followed, nothing_to_compare};
-use crate::output::{human_bytes, print, print_json, print_stopped, print_text};
+use crate::output::{human_bytes, print, print_json, print_stopped, print_text, sum_of_parts};
 use crate::progress::{Bar, Progress};
 use crate::{ErrorBody, ErrorCode, Global, Reference, internal, lost_models, pull_report, usage};
 
@@ -230,15 +230,7 @@ fn summary(done: &PullDone) -> String {
         (done.reused_bytes, "reused"),
         (done.already_stored_bytes, "stored before"),
     ];
-    let parts: Vec<_> = parts.iter().filter(|(bytes, _)| *bytes > 0).collect();
-    let sources = match parts[..] {
-        [] => String::new(),
-        [(_, what)] => format!(", all {what}"),
-        _ => {
-            let sizes = parts.iter().map(|(bytes, what)| format!("{} {what}", human_bytes(*bytes)));
-            format!(" = {}", sizes.collect::<Vec<_>>().join(" + "))
-        }
-    };
+    let sources = sum_of_parts(&parts);
     let corrected = pull_report::corrected(&done.corrected);
     let effects = lost_models::effects(&done.effects);
     format!("{name} {}: {}{sources}\n{chosen}{corrected}{effects}", digest.short(), human_bytes(*size))

@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::connect::{client_error, connect, print_report, print_result};
 use crate::model_name::{ModelName, only, parse_new_name};
-use crate::output::{counted, human_bytes, print_json, printable};
+use crate::output::{counted, human_bytes, print_json, printable, sum_of_parts};
 use crate::progress::{Bar, Progress};
 use crate::{ErrorBody, Global, Reference};
 
@@ -72,15 +72,7 @@ fn render(pushed: &Pushed) -> String {
         (pushed.mounted_bytes, "mounted"),
         (pushed.present_bytes, "there before"),
     ];
-    let parts: Vec<_> = parts.iter().filter(|(bytes, _)| *bytes > 0).collect();
-    let sources = match parts[..] {
-        [] => String::new(),
-        [(_, what)] => format!(", all {what}"),
-        _ => {
-            let sizes = parts.iter().map(|(bytes, what)| format!("{} {what}", human_bytes(*bytes)));
-            format!(" = {}", sizes.collect::<Vec<_>>().join(" + "))
-        }
-    };
+    let sources = sum_of_parts(&parts);
     let replaced = match (&pushed.replaced, pushed.dry_run) {
         (Some(before), true) => format!("  would replace {} there\n", before.short()),
         (Some(before), false) => format!("  replaced {} there\n", before.short()),

@@ -1,25 +1,23 @@
 //! Every command with the options that change its output, on a store in many states.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
-use blobd_tests::programs;
 use blobd_tests::reader::Reader;
 use blobd_tests::registry::Fault;
 use blobd_tests::store_dir::{blob_path, flip_byte, names};
 use blobd_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use super::imports::pushes;
 use super::sample::Sample;
-use super::session::Session;
+use super::session::{Session, until_document, until_document_and};
 
 /// Runs everything on the empty store in `root`, in an order in which one command prepares the next.
 pub(super) fn run_all(session: &mut Session, sample: &Sample, root: &Path) {
@@ -572,34 +570,4 @@ fn interrupted(session: &mut Session, sample: &Sample) {
     // A daemon notices later than the test that the client is gone. Until then the faults have to stop its download.
     eventually("the pull has ended", || listed(&session.blobd).is_null());
     sample.registry.clear_faults();
-}
-
-/// Runs a command that prints a document and goes on, and stops it then.
-fn until_document(session: &mut Session, arguments: &[&str], signal: Signal) -> Run {
-    until_document_and(session, arguments, signal, |_| ())
-}
-
-/// The same, and does something meanwhile.
-fn until_document_and(
-    session: &mut Session,
-    arguments: &[&str],
-    signal: Signal,
-    meanwhile: impl FnOnce(&mut Session),
-) -> Run {
-    let mut command = session.blobd.command();
-    session.record_options(command.args(arguments));
-    let mut command = Command::new("env");
-    session.blobd.prepare(&mut command);
-    // SIGINT may be ignored in the process of the tests.
-    command.arg("--default-signal=INT").arg(programs::blobd()).arg("--json").args(arguments);
-    let mut child = command.spawn().unwrap();
-    let mut out = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    out.read_line(&mut line).unwrap();
-    meanwhile(session);
-    kill_process(Pid::from_child(&child), signal).unwrap();
-    let ended = child.wait_with_output().unwrap();
-    let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
-    let code = ended.status.code().unwrap_or(-1);
-    Run { arguments: arguments.join(" "), code, stdout: line.into_bytes(), stderr }
 }

@@ -2,9 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader};
 use std::process::Command;
 
 use blobd_tests::command::{self, Blobd, Run};
+use blobd_tests::programs;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value as Json;
 
 use super::document::{Document, Shape};
@@ -155,4 +158,34 @@ impl Session {
             self.problems.push(format!("{} ({daemon} a daemon): {}", run.arguments, problem().trim_end()));
         }
     }
+}
+
+/// Runs a command that prints a document and goes on, and stops it then.
+pub(super) fn until_document(session: &mut Session, arguments: &[&str], signal: Signal) -> Run {
+    until_document_and(session, arguments, signal, |_| ())
+}
+
+/// The same, and does something meanwhile.
+pub(super) fn until_document_and(
+    session: &mut Session,
+    arguments: &[&str],
+    signal: Signal,
+    meanwhile: impl FnOnce(&mut Session),
+) -> Run {
+    let mut command = session.blobd.command();
+    session.record_options(command.args(arguments));
+    let mut command = Command::new("env");
+    session.blobd.prepare(&mut command);
+    // SIGINT may be ignored in the process of the tests.
+    command.arg("--default-signal=INT").arg(programs::blobd()).arg("--json").args(arguments);
+    let mut child = command.spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    meanwhile(session);
+    kill_process(Pid::from_child(&child), signal).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+    let code = ended.status.code().unwrap_or(-1);
+    Run { arguments: arguments.join(" "), code, stdout: line.into_bytes(), stderr }
 }
