@@ -41,7 +41,7 @@ pub(crate) fn is_pickle(path: &str) -> bool {
     PICKLES.contains(&extension(&path)) && !is_plain_binary(&path)
 }
 
-/// Weights of programs whose files end in `.bin`, but are no pickles: OpenVINO's, and those of ggml before GGUF.
+/// Files of weights that end in `.bin` and are not pickles: OpenVINO's, and ggml's from before GGUF.
 fn is_plain_binary(path: &str) -> bool {
     const STARTS: [&str; 2] = ["openvino_", "ggml-"];
     let name = path.rsplit('/').next().unwrap_or(path);

@@ -152,7 +152,7 @@ impl RegistryClient {
             };
             is_first = false;
             retry.note_progress(upload.sent);
-            // Bytes that are lost with each failure are no progress.
+            // Bytes that have to be sent again after a failure do not count as progress.
             let wait = retry.wait_after(&error, std::mem::take(&mut upload.gained));
             self.note_failure(&error, wait.is_some());
             let Some(wait) = wait else { return Err(error.into()) };

@@ -11,7 +11,7 @@ pub(super) static FORMAT: FileFormat = FileFormat {
     format: TensorFormat::Safetensors,
     title: "safetensors",
     extension: ".safetensors",
-    // Of Flux and ComfyUI.
+    // The extension that Flux and ComfyUI use.
     other_extensions: &[".sft"],
     max_header_bytes: Header::MAX_BYTES + Header::LENGTH_BYTES as u64,
     is_start: kind::is_safetensors,

@@ -23,7 +23,8 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// By the hub's ETag: the SHA-256 of a file of Git LFS, and Git's SHA-1 of any other. Other texts say nothing.
+    /// The digest that the hub's ETag gives: the SHA-256 for a file of Git LFS, Git's SHA-1 for any other file. An ETag of
+    /// another form gives none.
     pub(super) fn of_etag(etag: &str) -> Self {
         let etag = etag.trim().trim_start_matches("W/").trim_matches('"');
         Self { size: None, digest: Digest::from_hex(etag).ok(), git_id: etag.parse().ok() }

@@ -76,7 +76,7 @@ pub(super) fn models(root: &Path, options: &ScanOptions<'_>) -> Result<Vec<Found
         models.push(match manifest {
             Some(manifest) => {
                 let listed = listed_files(&format!("{org}_{repository}_"), &manifest);
-                // Also those of a model that is damaged are no models of their own.
+                // The files of a damaged model do not become models of their own either.
                 taken.extend(listed.iter().map(|file| file.path.clone()));
                 let model = of_manifest(&folder, &name, (&manifest, &listed), &place);
                 FoundModel { entries: vec![place], ..model }

@@ -142,7 +142,8 @@ fn earlier(origin: &str, model: &FoundModel, program: &Program) -> Option<Origin
     let is_earlier = match (&parsed, &model.source) {
         (Origin::Import(name), None) => *name == printable(&model.name),
         (Origin::Copy(copied), Some(source)) => {
-            // Of one commit, each GGUF file is another model. Files of a folder may have come since, also one before the first.
+            // Each GGUF file of a commit is a model of its own. A folder may have got more files since, also one that sorts
+            // before the first.
             let is_other = copied.is_same_commit(source) && copied != source && model.is_gguf();
             copied.is_same_repository(source) && !is_other && program_of_copy(origin) == Some(program.key)
         }
