@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Instant;
 
-use blobd_cli::output::print_json;
+use blobd_cli_common::output::print_json;
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::response::ModelSummary;

@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use blobd_cli::LocalServer;
-use blobd_cli::local_server::{
-    ConfigurationKey, OpenedStore, ProxyVariables, Settings, StoreAccess, StoredNames,
+use blobd_cli_common::local_server::{
+    ConfigurationKey, LocalServer, OpenedStore, ProxyVariables, Settings, StoreAccess, StoredNames,
 };
 use blobd_client::client::Client;
 use blobd_client::paths::GivenPaths;

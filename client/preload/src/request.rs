@@ -1,4 +1,4 @@
-//! Requests to the `blobd exec` that started the program, and its responses; `daemon/cli/src/exec/service.rs` describes
+//! Requests to the `blobd exec` that started the program, and its responses; `daemon/cli/mount/src/exec/service.rs` describes
 //! their form.
 
 use std::ffi::{c_int, c_uint};

@@ -2,15 +2,16 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use blobd_cli_common::Global;
+use blobd_cli_common::connect::{client_error, connect};
+use blobd_cli_common::output::{human_bytes, print, print_json, print_message, printable, terminal_width};
+use blobd_cli_common::system_service::within;
+use blobd_cli_common::times::{local, parse_period};
 use blobd_client::name_service::user_by_name;
 use blobd_client::protocol::audit::{AuditRecord, LogEnd, LogParams};
 use clap::Args;
 
-use crate::connect::{client_error, connect};
-use crate::output::{human_bytes, print, print_json, print_message, printable, terminal_width};
-use crate::system_service::within;
-use crate::times::{local, parse_period};
-use crate::{ErrorBody, ErrorCode, Global, Reference};
+use crate::{ErrorBody, ErrorCode, Reference};
 
 /// Show what was done to the store, by whom, and what was refused
 #[derive(Debug, Args)]

@@ -5,17 +5,20 @@ use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
+use blobd_cli_common::global::{Global, GlobalOptions};
+use blobd_cli_common::local_server::LocalServer;
+use blobd_cli_common::output::{output_written, print, print_error, print_message, print_stopped};
+use blobd_cli_common::{internal, log};
+use blobd_cli_import::{export, import};
+use blobd_cli_mount::{exec, mount};
+use blobd_cli_show::{diff, fit, show, tensor};
 use blobd_client::process::on_interrupt;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::global::{Global, GlobalOptions};
-use crate::local_server::LocalServer;
-use crate::output::{output_written, print, print_error, print_message, print_stopped};
 use crate::{
-    ErrorBody, ErrorCode, audit_log, completions, config, df, diff, doctor, edit, exec, export, fit, gc,
-    history, import, internal, log, login, ls, man, mount, outdated, partial, promote, ps, pull, push, rm,
-    serve, show, suggest, tag, tensor, usage_error, verify, warm, web,
+    ErrorBody, ErrorCode, audit_log, completions, config, df, doctor, edit, gc, history, login, ls, man,
+    outdated, partial, promote, ps, pull, push, rm, serve, suggest, tag, usage_error, verify, warm, web,
 };
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.

@@ -1,11 +1,12 @@
 //! `blobd completions`
 
+use blobd_cli_common::Global;
+use blobd_cli_common::output::{print, print_json};
 use clap::{Arg, Args, Command, ValueEnum};
 use clap_complete::aot;
 
-use crate::output::{print, print_json};
 use crate::suggest::Kind;
-use crate::{ErrorBody, ErrorCode, Global, other_tools};
+use crate::{ErrorBody, ErrorCode, other_tools};
 
 mod shells;
 

@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use blobd_cli_common::Global;
+use blobd_cli_common::connect::{client_error, load_settings, print_result};
+use blobd_cli_common::output::printable;
 use blobd_client::paths::{SYSTEM_ROOT, default_root};
 use blobd_client::protocol::upkeep::{AppliedBy, Configuration, Setting, SettingOrigin, differences};
 use blobd_client::sockets::SYSTEM_SOCKET;
@@ -9,9 +12,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::connect::{client_error, load_settings, print_result};
-use crate::output::printable;
-use crate::{Client, ErrorBody, Global};
+use crate::{Client, ErrorBody};
 
 /// Check the configuration, and show every setting
 #[derive(Debug, Args)]

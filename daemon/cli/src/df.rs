@@ -1,15 +1,16 @@
 //! `blobd df`
 
+use blobd_cli_common::Global;
+use blobd_cli_common::connect::show;
+use blobd_cli_common::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
+use blobd_cli_common::times::relative;
 use blobd_client::protocol::naming::TrashedModel;
 use blobd_client::protocol::space::{DiskUsage, ModelUsage, SharedWith, UsageKind, UsageRow, UserId};
 use blobd_store_format::text::one_line;
 use clap::Args;
 use serde::Serialize;
 
-use crate::connect::show;
-use crate::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
-use crate::times::relative;
-use crate::{Client, Digest, ErrorBody, Global};
+use crate::{Client, Digest, ErrorBody};
 
 mod users;
 

@@ -3,13 +3,14 @@
 //! The checks of the command itself work without a daemon, without a store and with a wrong configuration file. Those
 //! of the process that has the store open follow.
 
+use blobd_cli_common::Global;
+use blobd_cli_common::connect::{client_error, load_settings};
+use blobd_cli_common::output::{print, print_json, printable, terminal_width, wrap};
 use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
 use clap::Args;
 
 use self::connection::Reached;
-use crate::connect::{client_error, load_settings};
-use crate::output::{print, print_json, printable, terminal_width, wrap};
-use crate::{ErrorBody, ErrorCode, Global};
+use crate::{ErrorBody, ErrorCode};
 
 mod connection;
 mod files;

@@ -5,6 +5,11 @@ use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use blobd_cli_common::connect::{client_error, connect, print_report, print_result};
+use blobd_cli_common::model_name::{ModelName, only, parse_new_name};
+use blobd_cli_common::output::{Table, human_bytes, or_dash, printable, terminal_width};
+use blobd_cli_common::progress::Bar;
+use blobd_cli_common::{Global, file_error, lost_models, usage};
 use blobd_client::protocol::MetadataValue;
 use blobd_client::protocol::event::{Event, WorkProgress};
 use blobd_client::protocol::naming::{
@@ -14,11 +19,7 @@ use blobd_model::edit::EditType;
 use blobd_model::metadata_json::short_text;
 use clap::Args;
 
-use crate::connect::{client_error, connect, print_report, print_result};
-use crate::model_name::{ModelName, only, parse_new_name};
-use crate::output::{Table, human_bytes, or_dash, printable, terminal_width};
-use crate::progress::Bar;
-use crate::{Digest, ErrorBody, Global, Reference, file_error, lost_models, usage};
+use crate::{Digest, ErrorBody, Reference};
 
 /// Make a model with other metadata or small files that shares all tensors
 #[derive(Debug, Args)]

@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use blobd_cli_common::connect::{report, show};
+use blobd_cli_common::output::{Table, human_bytes, or_dash, printable, terminal_width};
+use blobd_cli_common::times::relative;
+use blobd_cli_common::{Global, lost_models};
 use blobd_client::protocol::request::GcParams;
 use blobd_client::protocol::upkeep::{EvictionPlan, GcItem, GcReason, GcReport, QuarantinedItem, Unlisted};
 use blobd_store_format::size::parse_size;
 use clap::Args;
 
-use crate::connect::{report, show};
-use crate::output::{Table, human_bytes, or_dash, printable, terminal_width};
-use crate::times::relative;
-use crate::{Client, Digest, ErrorBody, Global, lost_models};
+use crate::{Client, Digest, ErrorBody};
 
 /// Delete what no model needs
 #[derive(Debug, Args)]

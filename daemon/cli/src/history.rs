@@ -1,14 +1,15 @@
 //! `blobd history`
 
+use blobd_cli_common::Global;
+use blobd_cli_common::connect::{client_error, connect, print_result};
+use blobd_cli_common::model_name::{ModelName, only};
+use blobd_cli_common::output::{Table, or_dash, terminal_width};
+use blobd_cli_common::times::{local, relative};
 use blobd_client::protocol::naming::{NameChange, NameHistory};
 use blobd_store_format::origin::shown as shown_origin;
 use clap::Args;
 
-use crate::connect::{client_error, connect, print_result};
-use crate::model_name::{ModelName, only};
-use crate::output::{Table, or_dash, terminal_width};
-use crate::times::{local, relative};
-use crate::{Digest, ErrorBody, Global};
+use crate::{Digest, ErrorBody};
 
 /// Show what a name has meant, and who changed it
 #[derive(Debug, Args)]

@@ -2,13 +2,14 @@
 
 use std::io::{self, IsTerminal as _, Read as _};
 
+use blobd_cli_common::connect::{load_settings, print_report};
+use blobd_cli_common::output::printable;
+use blobd_cli_common::{Global, usage};
 use blobd_store_format::host::HUGGING_FACE;
 use clap::Args;
 
-use crate::connect::{load_settings, print_report};
-use crate::output::printable;
 use crate::prompt::{Echo, ask};
-use crate::{ErrorBody, ErrorCode, Global, usage};
+use crate::{ErrorBody, ErrorCode};
 
 /// Save credentials for a registry
 ///

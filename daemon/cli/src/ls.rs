@@ -3,6 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use blobd_cli_common::Global;
+use blobd_cli_common::connect::{client_error, connect, print_result, show};
+use blobd_cli_common::model_name::is_any;
+use blobd_cli_common::output::{
+    Table, counted, human_bytes, or_dash, print_message, printable, terminal_width,
+};
+use blobd_cli_common::times::{local, relative};
+use blobd_cli_import::other_stores;
 use blobd_client::protocol::response::{ModelDetails, ModelList, ModelSummary};
 use blobd_model::kind::ModelKind;
 use blobd_store_format::name_pattern::NamePattern;
@@ -11,11 +19,7 @@ use clap::{Args, ValueEnum};
 
 use self::filter::Filter;
 use self::template::Template;
-use crate::connect::{client_error, connect, print_result, show};
-use crate::model_name::is_any;
-use crate::output::{Table, counted, human_bytes, or_dash, print_message, printable, terminal_width};
-use crate::times::{local, relative};
-use crate::{Client, ErrorBody, Global, other_stores};
+use crate::{Client, ErrorBody};
 
 mod filter;
 mod template;

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use blobd_cli_common::connect::print_report;
+use blobd_cli_common::output::{print, print_json};
+use blobd_cli_common::{Global, file_error, internal};
 use clap::{Args, Command};
 use clap_mangen::Man;
 
-use crate::connect::print_report;
-use crate::output::{print, print_json};
-use crate::{ErrorBody, Global, file_error, internal, usage_error};
+use crate::{ErrorBody, usage_error};
 
 mod configuration;
 

@@ -6,6 +6,11 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use blobd_cli_common::Global;
+use blobd_cli_common::connect::{client_error, connect, print_result};
+use blobd_cli_common::model_name::is_any;
+use blobd_cli_common::output::{Table, printable, terminal_width};
+use blobd_cli_common::times::relative;
 use blobd_client::error::ClientError;
 use blobd_client::protocol::pull::Resolved;
 use blobd_client::protocol::request::PullParams;
@@ -18,12 +23,8 @@ use clap::Args;
 use serde::Serialize;
 use tracing_mutex::stdsync::Mutex;
 
-use crate::connect::{client_error, connect, print_result};
 use crate::ls::{NO_MATCH, NO_MODELS};
-use crate::model_name::is_any;
-use crate::output::{Table, printable, terminal_width};
-use crate::times::relative;
-use crate::{Client, Digest, ErrorBody, Global, Reference};
+use crate::{Client, Digest, ErrorBody, Reference};
 
 /// List the models whose source has another version now
 #[derive(Debug, Args)]

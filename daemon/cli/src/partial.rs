@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
+use blobd_cli_common::Global;
+use blobd_cli_common::connect::show;
+use blobd_cli_common::output::{Table, human_bytes, or_dash, printable, terminal_width};
+use blobd_cli_common::times::{parse_period, relative};
 use blobd_client::protocol::space::{
     DroppedDownloads, RemovePartialsParams, UnfinishedDownload, UnfinishedDownloads,
 };
 use clap::{Args, Subcommand};
 
-use crate::connect::show;
-use crate::output::{Table, human_bytes, or_dash, printable, terminal_width};
-use crate::times::{parse_period, relative};
-use crate::{Client, ErrorBody, Global};
+use crate::{Client, ErrorBody};
 
 /// List and drop unfinished downloads
 #[derive(Debug, Args)]

@@ -1,14 +1,15 @@
 //! `blobd promote`
 
+use blobd_cli_common::connect::{client_error, connect, print_report, print_result};
+use blobd_cli_common::model_name::{ModelName, only};
+use blobd_cli_common::output::{counted, human_bytes, printable};
+use blobd_cli_common::progress::Bar;
+use blobd_cli_common::{Global, lost_models};
 use blobd_client::protocol::event::{Event, WorkProgress};
 use blobd_client::protocol::naming::{PromoteParams, Promoted};
 use clap::Args;
 
-use crate::connect::{client_error, connect, print_report, print_result};
-use crate::model_name::{ModelName, only};
-use crate::output::{counted, human_bytes, printable};
-use crate::progress::Bar;
-use crate::{ErrorBody, Global, lost_models};
+use crate::ErrorBody;
 
 /// Copy a model of a lower store into the writable store
 #[derive(Debug, Args)]

@@ -2,10 +2,11 @@
 
 use std::io::{self, BufRead as _, IsTerminal as _};
 
+use blobd_cli_common::output::{print_message, printable};
+use blobd_cli_common::usage;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use crate::ErrorBody;
-use crate::output::{print_message, printable};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Echo {
@@ -16,9 +17,8 @@ pub(super) enum Echo {
 pub(super) fn ask(question: &str, echo: Echo) -> Result<String, ErrorBody> {
     if !io::stdin().is_terminal() {
         let hint = "give -u USER --password-stdin, or --token-stdin";
-        return Err(
-            super::usage("standard input: is not a terminal, so there can be no prompt").with_hint(hint)
-        );
+        return Err(blobd_cli_common::usage("standard input: is not a terminal, so there can be no prompt")
+            .with_hint(hint));
     }
     // If the terminal is gone, the read fails.
     print_message(&printable(question));
@@ -28,8 +28,8 @@ pub(super) fn ask(question: &str, echo: Echo) -> Result<String, ErrorBody> {
     };
     match line {
         Ok(Some(line)) => Ok(line),
-        Ok(None) => Err(super::usage("prompt: cancelled")),
-        Err(error) => Err(super::usage(format!("terminal: {error}"))),
+        Ok(None) => Err(usage("prompt: cancelled")),
+        Err(error) => Err(usage(format!("terminal: {error}"))),
     }
 }
 

@@ -2,6 +2,11 @@
 
 use std::str::FromStr;
 
+use blobd_cli_common::connect::{client_error, connect, print_report, show};
+use blobd_cli_common::model_name::{ModelName, expand_among, names};
+use blobd_cli_common::output::{Table, human_bytes, or_dash, terminal_width};
+use blobd_cli_common::times::relative;
+use blobd_cli_common::{Global, residency, usage};
 use blobd_client::protocol::pull::{RunningPull, RunningPulls};
 use blobd_client::protocol::request::ReleaseParams;
 use blobd_client::protocol::response::{Released, SessionList, SessionSummary};
@@ -9,11 +14,7 @@ use blobd_client::residency::Residency;
 use clap::Args;
 use serde::Serialize;
 
-use crate::connect::{client_error, connect, print_report, show};
-use crate::model_name::{ModelName, expand_among, names};
-use crate::output::{Table, human_bytes, or_dash, terminal_width};
-use crate::times::relative;
-use crate::{Client, ErrorBody, ErrorCode, Global, residency, usage};
+use crate::{Client, ErrorBody, ErrorCode};
 
 /// List the processes that have models open, how much of each model is in memory, and the pulls in progress
 #[derive(Debug, Args)]

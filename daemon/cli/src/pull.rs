@@ -2,6 +2,13 @@
 
 use std::sync::{Arc, PoisonError};
 
+use blobd_cli_common::advice::{instead_of_pull, parse_source};
+use blobd_cli_common::batch::Batch;
+use blobd_cli_common::connect::{Connected, client_error, connect_or_create, print_result};
+use blobd_cli_common::model_name::parse_new_name;
+use blobd_cli_common::output::{human_bytes, print, print_json, print_stopped, print_text, sum_of_parts};
+use blobd_cli_common::progress::{Bar, Progress};
+use blobd_cli_common::{Global, internal, lost_models, usage};
 use blobd_client::error::ClientError;
 use blobd_client::process::on_interrupt;
 use blobd_client::protocol::event::{Event, State};
@@ -13,14 +20,8 @@ use blobd_store_format::source::{Components, Draft, Projector, PullSource};
 use clap::Args;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
-use crate::advice::{instead_of_pull, parse_source};
-use crate::batch::Batch;
-use crate::connect::{Connected, client_error, connect_or_create, print_result};
-use crate::model_name::parse_new_name;
 use crate::outdated::{Followed, followed, nothing_to_compare};
-use crate::output::{human_bytes, print, print_json, print_stopped, print_text, sum_of_parts};
-use crate::progress::{Bar, Progress};
-use crate::{ErrorBody, ErrorCode, Global, Reference, internal, lost_models, pull_report, usage};
+use crate::{ErrorBody, ErrorCode, Reference, pull_report};
 
 /// Download models from registries and Hugging Face, and GGUF files from any URL
 #[derive(Debug, Args)]

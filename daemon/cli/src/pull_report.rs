@@ -1,11 +1,11 @@
 //! Reports of `blobd pull`: the plan of a dry run, and the files whose digest was wrong at first.
 
+use blobd_cli_common::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
 use blobd_client::protocol::pull::{
     ChosenFiles, CorrectedFile, DifferingRange, PlannedSpace, PullPlan, SpaceLimit,
 };
 
 use crate::Digest;
-use crate::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
 
 pub(super) fn plan(plan: &PullPlan) -> String {
     let headings = ["FILE", "DIGEST", "SIZE", "STORED", "RESUMED", "SIMILAR", "TO DOWNLOAD"];

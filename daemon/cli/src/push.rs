@@ -1,15 +1,16 @@
 //! `blobd push`
 
+use blobd_cli_common::Global;
+use blobd_cli_common::connect::{client_error, connect, print_report, print_result};
+use blobd_cli_common::model_name::{ModelName, only, parse_new_name};
+use blobd_cli_common::output::{counted, human_bytes, print_json, printable, sum_of_parts};
+use blobd_cli_common::progress::{Bar, Progress};
 use blobd_client::protocol::event::{Event, WorkProgress};
 use blobd_client::protocol::pull::{FileDelivery, PushParams, Pushed};
 use blobd_store_format::size::parse_rate;
 use clap::Args;
 
-use crate::connect::{client_error, connect, print_report, print_result};
-use crate::model_name::{ModelName, only, parse_new_name};
-use crate::output::{counted, human_bytes, print_json, printable, sum_of_parts};
-use crate::progress::{Bar, Progress};
-use crate::{ErrorBody, Global, Reference};
+use crate::{ErrorBody, Reference};
 
 /// Upload a model to a registry
 #[derive(Debug, Args)]

@@ -4,6 +4,12 @@ use std::collections::BTreeMap;
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
+use blobd_cli_common::batch::{self, Batch};
+use blobd_cli_common::connect::{client_error, connect, print_report};
+use blobd_cli_common::model_name::{ModelName, expand_among, names, parse_new_name};
+use blobd_cli_common::output::{human_bytes, print, print_message, printable};
+use blobd_cli_common::times::parse_period;
+use blobd_cli_common::{Global, lost_models, usage};
 use blobd_client::error::ClientError;
 use blobd_client::protocol::lists::MAX_REMOVED_NAMES;
 use blobd_client::protocol::naming::{Removed, Spared};
@@ -11,13 +17,8 @@ use blobd_client::protocol::request::{RemoveParams, UndeleteParams};
 use blobd_store_format::text::one_line;
 use clap::Args;
 
-use crate::batch::{self, Batch};
-use crate::connect::{client_error, connect, print_report};
-use crate::model_name::{ModelName, expand_among, names, parse_new_name};
-use crate::output::{human_bytes, print, print_message, printable};
 use crate::prompt::{self, Echo};
-use crate::times::parse_period;
-use crate::{Client, ErrorBody, Global, Reference, lost_models, usage};
+use crate::{Client, ErrorBody, Reference};
 
 /// Remove models and free what nothing else needs
 #[derive(Debug, Args)]

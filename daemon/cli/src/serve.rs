@@ -1,15 +1,16 @@
 //! The daemon: `blobd serve`, `blobd health` and `blobd limit`; and `blobd demo`, which runs one
 
+use blobd_cli_common::connect::{
+    client_error, connect, connect_for_checks, load_settings, print_result, refuse_silent_socket,
+};
+use blobd_cli_common::output::{human_bytes, printable};
+use blobd_cli_common::{Global, usage};
 use blobd_client::protocol::request::LimitParams;
 use blobd_client::protocol::upkeep::{Health, HealthStatus};
 use blobd_store_format::size;
 use clap::Args;
 
-use crate::connect::{
-    client_error, connect, connect_for_checks, load_settings, print_result, refuse_silent_socket,
-};
-use crate::output::{human_bytes, printable};
-use crate::{ErrorBody, ErrorCode, Global, usage};
+use crate::{ErrorBody, ErrorCode};
 
 /// Run the daemon
 #[derive(Debug, Args)]

@@ -8,15 +8,16 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blobd_cli_common::Global;
+use blobd_cli_common::connect::{is_own, load_settings};
+use blobd_cli_common::local_server::StoredNames;
+use blobd_cli_common::output::printable;
+use blobd_cli_common::system_service::within;
 use blobd_client::paths::{GivenPaths, SYSTEM_ROOT, default_root};
 use blobd_client::sockets::user_sockets;
 use clap::{Args, ValueEnum};
 
-use crate::connect::{is_own, load_settings};
-use crate::local_server::StoredNames;
-use crate::output::printable;
-use crate::system_service::within;
-use crate::{Client, Global};
+use crate::Client;
 
 /// The name of the command, which users do not type.
 pub(super) const COMMAND: &str = "__suggest";

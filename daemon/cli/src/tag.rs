@@ -1,14 +1,15 @@
 //! `blobd tag`, `blobd rename`, `blobd pin` and `blobd unpin`
 
+use blobd_cli_common::batch::Batch;
+use blobd_cli_common::connect::{client_error, connect, print_report};
+use blobd_cli_common::model_name::{ModelName, expand, only, parse_new_name};
+use blobd_cli_common::output::{print, printable};
+use blobd_cli_common::{Global, lost_models};
 use blobd_client::protocol::naming::{Renamed, Tagged};
 use blobd_client::protocol::request::{PinParams, RenameParams, TagParams};
 use clap::Args;
 
-use crate::batch::Batch;
-use crate::connect::{client_error, connect, print_report};
-use crate::model_name::{ModelName, expand, only, parse_new_name};
-use crate::output::{print, printable};
-use crate::{ErrorBody, Global, Reference, lost_models};
+use crate::{ErrorBody, Reference};
 
 /// Give a model another name
 #[derive(Debug, Args)]

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 use std::ffi::OsString;
 
+use blobd_cli_common::global::GlobalOptions;
 use blobd_store_format::source::without_userinfo;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
-use crate::global::GlobalOptions;
 use crate::other_tools::{advice, nearest};
 use crate::{ErrorBody, ErrorCode};
 

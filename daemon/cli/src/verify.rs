@@ -1,5 +1,11 @@
 //! `blobd verify` and `blobd reindex`: compare the store with what it should contain
 
+use blobd_cli_common::Global;
+use blobd_cli_common::batch::Batch;
+use blobd_cli_common::connect::{Connected, client_error, connect, print_result, report};
+use blobd_cli_common::model_name::{ModelName, expand};
+use blobd_cli_common::output::{Table, counted, human_bytes, terminal_width};
+use blobd_cli_common::progress::{Bar, Progress};
 use blobd_client::protocol::error::FailedItem;
 use blobd_client::protocol::event::Event;
 use blobd_client::protocol::request::VerifyParams;
@@ -8,12 +14,7 @@ use blobd_store_format::text::one_line;
 use clap::Args;
 use serde::Serialize;
 
-use crate::batch::Batch;
-use crate::connect::{Connected, client_error, connect, print_result, report};
-use crate::model_name::{ModelName, expand};
-use crate::output::{Table, counted, human_bytes, terminal_width};
-use crate::progress::{Bar, Progress};
-use crate::{Client, ErrorBody, ErrorCode, Global, Reference};
+use crate::{Client, ErrorBody, ErrorCode, Reference};
 
 /// Read the stored data from the disk and compare it with its digests
 #[derive(Debug, Args)]

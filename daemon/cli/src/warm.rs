@@ -3,6 +3,12 @@
 use std::io;
 use std::time::Instant;
 
+use blobd_cli_common::connect::{client_error, connect, model_error, note_name, print_report};
+use blobd_cli_common::model_name::{ModelName, only};
+use blobd_cli_common::output::{human_bytes, print_message};
+use blobd_cli_common::progress::Bar;
+use blobd_cli_common::residency::blobs;
+use blobd_cli_common::{Global, internal};
 use blobd_client::model::{BlobSlice, OpenModel};
 use blobd_client::process::{Signals, first_of, listen_for_end};
 use blobd_client::protocol::request::OpenParams;
@@ -13,12 +19,7 @@ use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::connect::{client_error, connect, model_error, note_name, print_report};
-use crate::model_name::{ModelName, only};
-use crate::output::{human_bytes, print_message};
-use crate::progress::Bar;
-use crate::residency::blobs;
-use crate::{ErrorBody, ErrorCode, Global, internal};
+use crate::{ErrorBody, ErrorCode};
 
 /// Read a model into memory before it is used
 #[derive(Debug, Args)]

@@ -20,6 +20,8 @@ use std::time::Duration;
 use std::{env, fs};
 
 use access::Secret;
+use blobd_cli_common::connect::{connect, print_result};
+use blobd_cli_common::{Global, internal};
 use blobd_client::process::{Signals, first_of, listen_for_end};
 use clap::Args;
 use routes::Relay;
@@ -27,8 +29,7 @@ use serde_json::json;
 use server::WebServer;
 use tempfile::NamedTempFile;
 
-use crate::connect::{connect, print_result};
-use crate::{ErrorBody, ErrorCode, Global, internal};
+use crate::{ErrorBody, ErrorCode};
 
 mod access;
 mod routes;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use blobd_cli::output::Table;
+use blobd_cli_common::output::Table;
 use blobd_fixtures::model::{self, Dimensions, Experts};
 use blobd_fixtures::registry::FakeRegistry;
 use blobd_store_format::descriptor::{Descriptor, MediaType};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use blobd_cli::output::Table;
+use blobd_cli_common::output::Table;
 use blobd_client::protocol::space::DiskUsage;
 use blobd_store_format::size::human_bytes;
 use serde::Serialize;

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use blobd_cli::output::{print, wrap};
+use blobd_cli_common::output::{print, wrap};
 
 use super::DemoError;
 

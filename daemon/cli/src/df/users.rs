@@ -1,8 +1,7 @@
 //! The table of `df --users`.
 
+use blobd_cli_common::output::{Table, human_bytes, or_dash, printable};
 use blobd_client::protocol::space::{ChargedUser, QuotaState, UserLimits, UserUsage};
-
-use crate::output::{Table, human_bytes, or_dash, printable};
 
 pub(super) fn render(usage: &UserUsage, width: usize) -> String {
     let columns = ["USER", "UID", "CHARGED", "UNIQUE", "SHARED", "MODELS", "QUOTA", "STATE"];

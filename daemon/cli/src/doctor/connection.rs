@@ -1,11 +1,12 @@
 //! Checks which daemon or store the commands of this user reach.
 
+use blobd_cli_common::Global;
+use blobd_cli_common::connect::{Connected, client_error, connect_for_checks};
+use blobd_cli_common::local_server::Settings;
 use blobd_client::protocol::response::Version;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 
-use crate::connect::{Connected, client_error, connect_for_checks};
-use crate::local_server::Settings;
-use crate::{ErrorBody, ErrorCode, Global};
+use crate::{ErrorBody, ErrorCode};
 
 const NAME: &str = "connection";
 

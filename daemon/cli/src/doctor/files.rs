@@ -4,12 +4,13 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
+use blobd_cli_common::Global;
+use blobd_cli_common::local_server::Settings;
 use blobd_client::paths::default_config;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 use blobd_store_format::text::quoted;
 
-use crate::local_server::Settings;
-use crate::{ErrorBody, Global};
+use crate::ErrorBody;
 
 #[derive(Clone, Copy, Debug)]
 struct Status {

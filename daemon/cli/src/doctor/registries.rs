@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use blobd_cli_common::connect::client_error;
+use blobd_cli_common::local_server::Settings;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 use blobd_store_format::source::{PullSource, PulledSource};
 
-use crate::connect::client_error;
-use crate::local_server::Settings;
 use crate::{Client, ErrorBody, ErrorCode};
 
 /// The daemon repeats requests that fail.

@@ -4,13 +4,13 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::{env, fs};
 
+use blobd_cli_common::Global;
+use blobd_cli_common::output::human_bytes;
+use blobd_cli_common::system_service::{self, Unit, telling};
+use blobd_cli_import::other_stores;
 use blobd_client::protocol::upkeep::{Check, CheckStatus};
 use blobd_client::sockets::{SYSTEM_UNITS, unit_file};
 use rustix::process::{Resource, geteuid, getrlimit};
-
-use crate::output::human_bytes;
-use crate::system_service::{self, Unit, telling};
-use crate::{Global, other_stores};
 
 pub(super) fn environment(global: &Global) -> Check {
     let paths = ["BLOBD_ROOT", "BLOBD_SOCKET", "BLOBD_CONFIG"];

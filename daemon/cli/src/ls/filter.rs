@@ -3,13 +3,13 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use blobd_cli_common::times::{age, parse_period};
 use blobd_client::protocol::response::ModelSummary;
 use blobd_model::kind::{ModelKind, UnknownKind};
 use blobd_store_format::glob::Glob;
 use blobd_store_format::name_pattern::NamePattern;
 
 use super::Facts;
-use crate::times::{age, parse_period};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Filter {

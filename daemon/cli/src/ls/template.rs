@@ -2,12 +2,12 @@
 
 use std::str::FromStr;
 
+use blobd_cli_common::output::{human_bytes, or_dash, printable};
+use blobd_cli_common::times::relative;
 use blobd_client::protocol::response::ModelSummary;
 use clap::ValueEnum;
 
 use super::Facts;
-use crate::output::{human_bytes, or_dash, printable};
-use crate::times::relative;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Template {

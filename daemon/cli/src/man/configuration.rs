@@ -1,7 +1,8 @@
 //! The manual page `blobd.toml(5)`: the sections of `docs/CONFIGURATION.md`, with the table of keys.
 
+use blobd_cli_common::local_server::ConfigurationKey;
+
 use super::escaped;
-use crate::local_server::ConfigurationKey;
 
 pub(super) const NAME: &str = "blobd.toml";
 
@@ -75,7 +76,7 @@ fn without_targets(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local_server::LocalServer;
+    use blobd_cli_common::local_server::LocalServer;
 
     #[test]
     fn page_has_every_key_with_its_default_and_the_example_line_by_line() {

@@ -98,9 +98,34 @@ mod tests {
     use super::*;
 
     /// The packages that each package uses.
-    const EDGES: [(&str, &[&str]); 13] = [
-        ("blobd", &["blobd-cli", "blobd-client", "blobd-fixtures", "blobd-server", "blobd-store-format"]),
-        ("blobd-cli", &["blobd-client", "blobd-model", "blobd-store-format"]),
+    const EDGES: [(&str, &[&str]); 17] = [
+        (
+            "blobd",
+            &[
+                "blobd-cli",
+                "blobd-cli-common",
+                "blobd-client",
+                "blobd-fixtures",
+                "blobd-server",
+                "blobd-store-format",
+            ],
+        ),
+        (
+            "blobd-cli",
+            &[
+                "blobd-cli-common",
+                "blobd-cli-import",
+                "blobd-cli-mount",
+                "blobd-cli-show",
+                "blobd-client",
+                "blobd-model",
+                "blobd-store-format",
+            ],
+        ),
+        ("blobd-cli-common", &["blobd-client", "blobd-model", "blobd-store-format"]),
+        ("blobd-cli-import", &["blobd-cli-common", "blobd-client", "blobd-model", "blobd-store-format"]),
+        ("blobd-cli-mount", &["blobd-cli-common", "blobd-client", "blobd-store-format"]),
+        ("blobd-cli-show", &["blobd-cli-common", "blobd-client", "blobd-model", "blobd-store-format"]),
         ("blobd-client", &["blobd-model", "blobd-store-format"]),
         ("blobd-client-c", &["blobd-client", "blobd-model", "blobd-store-format"]),
         ("blobd-fixtures", &["blobd-store-format"]),

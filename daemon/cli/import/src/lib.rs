@@ -1,0 +1,32 @@
+//! The commands `import` and `export`, and what is known about the stores of other programs.
+//!
+//! ```
+//! use clap::Parser as _;
+//!
+//! #[derive(Debug, clap::Parser)]
+//! struct Import {
+//!     #[command(flatten)]
+//!     params: blobd_cli_import::import::Params,
+//! }
+//!
+//! assert!(Import::try_parse_from(["import", "model.gguf", "--name", "llama3:8b"]).is_ok());
+//! assert!(Import::try_parse_from(["import"]).is_err());
+//! ```
+//!
+//! - Into the store: [`import`]; its files are read from a `local_folder`, several at a time with `parallel`.
+//! - Models that other programs have: [`other_stores`], with one module per layout.
+//! - Out of the store: [`export`].
+
+// These macros panic if the descriptor cannot be written, such as a closed pipe.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+use blobd_client::client::Client;
+use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
+
+pub mod export;
+pub mod import;
+mod local_folder;
+pub mod other_stores;
+mod parallel;
