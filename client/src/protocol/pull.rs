@@ -198,6 +198,9 @@ pub struct PushParams {
     /// Only finds out what the registry has already.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
+    /// Publishes no tensor index.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_index: bool,
 }
 
 /// The last line of a push.
@@ -225,9 +228,36 @@ pub struct Pushed {
     pub present_bytes: u64,
     /// The files, the layers first. Equal files are listed once.
     pub files: Vec<PushedFile>,
+    /// The tensor index, with which a pull requests only the tensors that its store lacks; absent if the model has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<PushedIndex>,
     /// Whether this was a dry run, which sends nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
+}
+
+/// The tensor index of a model that was pushed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushedIndex {
+    /// Its size in bytes.
+    pub size: u64,
+    pub delivery: IndexDelivery,
+    /// Why the registry did not take it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// Whether a registry got a tensor index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum IndexDelivery {
+    /// The repository had it already.
+    Present,
+    /// It was sent, or in a dry run would be.
+    Sent,
+    /// The registry did not take it; the model is there nevertheless.
+    Refused,
 }
 
 /// A file of a model that was pushed.

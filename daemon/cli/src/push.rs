@@ -6,7 +6,7 @@ use blobd_cli_common::model_name::{ModelName, only, parse_new_name};
 use blobd_cli_common::output::{counted, human_bytes, print_json, printable, sum_of_parts};
 use blobd_cli_common::progress::{Bar, Progress};
 use blobd_client::protocol::event::{Event, WorkProgress};
-use blobd_client::protocol::pull::{FileDelivery, PushParams, Pushed};
+use blobd_client::protocol::pull::{FileDelivery, IndexDelivery, PushParams, Pushed, PushedIndex};
 use blobd_store_format::size::parse_rate;
 use clap::Args;
 
@@ -21,7 +21,8 @@ use crate::{ErrorBody, Reference};
   blobd push tiny:q4 lan:5000/tiny --insecure --limit-rate 20MB
 
 The manifest that the registry gets has the same bytes as in the store. Files that the registry has
-already are not sent. `blobd login HOST` stores credentials. Ctrl-C stops with exit code 130.")]
+already are not sent. Beside it goes a small index, with which `blobd pull` requests only the tensors
+that a store lacks. `blobd login HOST` stores credentials. Ctrl-C stops with exit code 130.")]
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
@@ -38,14 +39,17 @@ pub(super) struct Params {
     /// Show what the registry has already, and upload nothing
     #[arg(long)]
     dry_run: bool,
+    /// Publish no tensor index beside the model
+    #[arg(long)]
+    no_index: bool,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let reference = only(global, &connected.client, &params.model)?;
-    let Params { insecure, limit_rate, dry_run, .. } = *params;
+    let Params { insecure, limit_rate, dry_run, no_index, .. } = *params;
     let destination = params.destination.clone();
-    let request = PushParams { reference, destination, insecure, limit_rate, dry_run };
+    let request = PushParams { reference, destination, insecure, limit_rate, dry_run, no_index };
     let (progress, mut bar) = (Progress::new(global.hides_progress()), None::<Bar>);
     let prints_progress = global.json && !global.quiet && !dry_run;
     let mut printed = Ok(());
@@ -85,5 +89,15 @@ fn render(pushed: &Pushed) -> String {
         true => format!(" in {}", counted(missing, "missing file")),
         false => String::new(),
     };
-    format!("{destination} {}: {}{sources}{files}\n{replaced}", digest.short(), human_bytes(*size))
+    let index = pushed.index.as_ref().map_or_else(String::new, render_index);
+    format!("{destination} {}: {}{sources}{files}\n{replaced}{index}", digest.short(), human_bytes(*size))
+}
+
+/// A line about the tensor index, unless there is nothing to do about it.
+fn render_index(index: &PushedIndex) -> String {
+    match (index.delivery, &index.reason) {
+        (IndexDelivery::Refused, Some(reason)) => format!("  without a tensor index: {}\n", printable(reason)),
+        (IndexDelivery::Sent, _) => format!("  with a tensor index of {}\n", human_bytes(index.size)),
+        _ => String::new(),
+    }
 }

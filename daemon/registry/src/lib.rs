@@ -39,7 +39,7 @@
 //! that is used here for manifests.
 //!
 //! Modules, each group built on the next: sources (`resolve`, `hub_model`, `huggingface`, `web`, `manifest`);
-//! files and their bytes (`remote`, `part`, `stream`, `decoder`); uploads (`upload`); one request (`request`, `auth`, `refusal`, `retry`,
+//! files and their bytes (`remote`, `part`, `stream`, `decoder`); uploads (`upload`), tensor indexes (`tensor_index`); one request (`request`, `auth`, `refusal`, `retry`,
 //! `mirrors`); connections (`transport`, `connector`, `proxy`, `address_scope`).
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
@@ -73,6 +73,7 @@ mod resolve;
 mod retry;
 mod server_reason;
 mod stream;
+mod tensor_index;
 
 #[cfg(test)]
 mod tests;
@@ -99,6 +100,8 @@ use self::retry::Counts;
 pub use self::retry::{FailureCounts, Retry, RetryPolicy};
 pub use self::server_reason::ServerReason;
 pub use self::stream::{ByteStream, Sender};
+use self::tensor_index::ReferrersLists;
+pub use self::tensor_index::{NewTensorIndex, PackedRecipe, PackedRecipeError};
 use self::token_cache::TokenCache;
 use self::transport::Transport;
 pub use self::upload::{Delivery, Destination, UploadContent, UploadError};
@@ -115,6 +118,7 @@ struct Shared {
     mirrors: Arc<Mirrors>,
     transport: Transport,
     tokens: Arc<TokenCache>,
+    referrers: Arc<ReferrersLists>,
     credentials: Arc<CredentialPolicy>,
     retry: RetryPolicy,
     limits: Limits,
@@ -140,6 +144,7 @@ impl RegistryClient {
             mirrors: Arc::new(Mirrors::new(policy)?),
             transport: Transport::new(&policy.ca_files, &limits, proxies)?,
             tokens: Arc::default(),
+            referrers: Arc::default(),
             credentials: Arc::new(policy.credentials.clone()),
             retry: policy.retry,
             limits,
@@ -150,11 +155,12 @@ impl RegistryClient {
     /// A copy of this client with new connections, so that a connection that delivered wrong bytes, for example through
     /// a damaged proxy, is not used again.
     pub fn with_fresh_connections(&self) -> Self {
-        let Shared { mirrors, transport, tokens, credentials, retry, limits } = &*self.shared;
+        let Shared { mirrors, transport, tokens, referrers, credentials, retry, limits } = &*self.shared;
         let shared = Shared {
             mirrors: Arc::clone(mirrors),
             transport: transport.without_connections(),
             tokens: Arc::clone(tokens),
+            referrers: Arc::clone(referrers),
             credentials: Arc::clone(credentials),
             retry: *retry,
             limits: *limits,

@@ -11,6 +11,7 @@ mod range;
 mod refusals;
 mod remote;
 mod server;
+mod tensor_index;
 mod transport;
 mod upload;
 

@@ -87,7 +87,7 @@ impl Destination {
         &self.reference
     }
 
-    fn target(&self, method: Method, path: &str, accepted: &'static [StatusCode]) -> Result<Target<'_>> {
+    pub(crate) fn target(&self, method: Method, path: &str, accepted: &'static [StatusCode]) -> Result<Target<'_>> {
         let url = self.registry.url(&format!("{}/{path}", self.reference.repository()))?;
         Ok(self.target_at(method, url, accepted))
     }
@@ -116,8 +116,16 @@ impl RegistryClient {
 
     /// The digest of the manifest that the name has now, if the registry says it.
     pub async fn pushed_manifest(&self, destination: &Destination) -> Result<Option<Digest>> {
-        let path = format!("manifests/{}", destination.reference.tag());
-        let target = destination.target(Method::HEAD, &path, &[])?;
+        self.find_manifest(destination, destination.reference.tag()).await
+    }
+
+    /// The digest of the manifest that has a tag or a digest in the repository, if the registry says it.
+    pub(crate) async fn find_manifest(
+        &self,
+        destination: &Destination,
+        name: &str,
+    ) -> Result<Option<Digest>> {
+        let target = destination.target(Method::HEAD, &format!("manifests/{name}"), &[])?;
         let target = target.with(ACCEPT, HeaderValue::from_static(MANIFEST_TYPES));
         match self.retried(|| self.shared.get(&target)).await {
             Ok(response) => Ok(announced_digest(&response)),
@@ -164,15 +172,28 @@ impl RegistryClient {
     /// Publishes a manifest under the name. The registry must have its files.
     pub async fn push_manifest(&self, destination: &Destination, manifest: &Manifest) -> Result<()> {
         let media_type = manifest.media_type().unwrap_or_else(|| MediaType::new(MediaType::OCI_MANIFEST));
+        let name = destination.reference.tag();
+        self.put_manifest(destination, name, &media_type, manifest.raw()).await.map(|_response| ())
+    }
+
+    /// Publishes a manifest or an image index under a tag or its digest.
+    pub(crate) async fn put_manifest(
+        &self,
+        destination: &Destination,
+        name: &str,
+        media_type: &MediaType,
+        raw: &[u8],
+    ) -> Result<Response> {
         let invalid = |_error| RegistryError::unusable_model(&destination.reference, &"malformed media type");
         let content_type = HeaderValue::try_from(media_type.as_str()).map_err(invalid)?;
-        let path = format!("manifests/{}", destination.reference.tag());
+        let path = format!("manifests/{name}");
         let target = destination.target(Method::PUT, &path, STORED)?.with(CONTENT_TYPE, content_type);
-        let body = Bytes::copy_from_slice(manifest.raw());
-        let target = Target { body, ..target }.with(CONTENT_LENGTH, manifest.raw().len().into());
+        let body = Bytes::copy_from_slice(raw);
+        let target = Target { body, ..target }.with(CONTENT_LENGTH, raw.len().into());
         let response = self.retried(|| self.shared.get(&target)).await;
-        let response = response.map_err(|error| explained(error, &media_type))?;
-        check_stored(&response, manifest.digest(), "manifest")
+        let response = response.map_err(|error| explained(error, media_type))?;
+        check_stored(&response, Digest::of(raw), "manifest")?;
+        Ok(response)
     }
 }
 
@@ -180,7 +201,7 @@ impl RegistryClient {
 const STORED: &[StatusCode] = &[StatusCode::CREATED, StatusCode::NO_CONTENT];
 
 /// Whether the registry has no such file, name or repository.
-fn is_absent(error: &RegistryError) -> bool {
+pub(super) fn is_absent(error: &RegistryError) -> bool {
     matches!(error.main(), RegistryError::NotFound { .. })
 }
 
@@ -347,7 +368,7 @@ impl Upload<'_> {
 }
 
 /// Whether the registry has understood the request and refused it.
-fn is_refusal(error: &RegistryError) -> bool {
+pub(super) fn is_refusal(error: &RegistryError) -> bool {
     match error.main() {
         RegistryError::NotFound { .. } | RegistryError::Denied { .. } | RegistryError::Unusable { .. } => {
             true

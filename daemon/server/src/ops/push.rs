@@ -6,12 +6,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blobd_client::protocol::event::{Phase, Progress as _, WorkProgress};
-use blobd_client::protocol::pull::{FileDelivery, PushParams, Pushed, PushedFile};
-use blobd_registry::{Delivery, Destination, RegistryClient, UploadContent, UploadError};
+use blobd_client::protocol::pull::{
+    FileDelivery, IndexDelivery, PushParams, Pushed, PushedFile, PushedIndex,
+};
+use blobd_registry::{
+    Delivery, Destination, NewTensorIndex, PackedRecipe, RegistryClient, RegistryError, UploadContent, UploadError,
+};
 use blobd_store::{FileReader, Model, Store, StoredFile};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
+use blobd_store_format::tensor_index::TensorIndex;
 use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
@@ -51,10 +56,13 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
     if let Some(source) = mount_source(store, &model, &name) {
         destination = destination.mounting_from(source);
     }
+    let files = files(&model)?;
+    let index = if params.no_index { None } else { tensor_index(&model, &files, &destination) };
     let uploads = Uploads {
         push,
         destination,
-        files: files(&model)?,
+        files,
+        index,
         limit: RateLimit::new(params.limit_rate),
         deliveries: RefCell::default(),
         progress: Progress::new(events),
@@ -126,6 +134,22 @@ fn files(model: &Model) -> Result<Vec<(&StoredFile, String)>, OpError> {
     Ok(files.into_iter().map(|(file, name)| (file, named((file, name)))).collect())
 }
 
+/// The tensor index of a model: the recipes of its files with tensors. `None` if none is worth it, and for registries that
+/// take none.
+fn tensor_index(
+    model: &Model,
+    files: &[(&StoredFile, String)],
+    destination: &Destination,
+) -> Option<NewTensorIndex> {
+    if !destination.takes_tensor_indexes() {
+        return None;
+    }
+    let recipes = files.iter().filter_map(|(file, _)| file.recipe.as_deref());
+    let split = recipes.filter(|recipe| !recipe.tensors().is_empty() && recipe.format().is_some());
+    let large = split.filter(|recipe| recipe.size() >= TensorIndex::MIN_FILE_BYTES);
+    NewTensorIndex::new(&model.manifest, large.filter_map(PackedRecipe::new).collect())
+}
+
 /// The files that are uploaded at the same time.
 const AT_ONCE: usize = 4;
 
@@ -149,6 +173,7 @@ struct Uploads<'u> {
     push: Push<'u>,
     destination: Destination,
     files: Vec<(&'u StoredFile, String)>,
+    index: Option<NewTensorIndex>,
     limit: RateLimit,
     deliveries: RefCell<BTreeMap<Digest, FileDelivery>>,
     progress: Progress<'u>,
@@ -172,7 +197,29 @@ impl Uploads<'_> {
                 registry.push_manifest(&self.destination, &model.manifest).await?;
             }
         }
-        Ok(self.pushed(model, before))
+        let index = match &self.index {
+            Some(index) => Some(self.publish_index(index).await),
+            None => None,
+        };
+        Ok(Pushed { index, ..self.pushed(model, before) })
+    }
+
+    /// Publishes the tensor index, or in a dry run finds out whether the registry has it. The model is published already, so
+    /// a failure is only reported.
+    async fn publish_index(&self, index: &NewTensorIndex) -> PushedIndex {
+        let Push { registry, params, .. } = self.push;
+        let published: Result<Delivery, RegistryError> = if params.dry_run {
+            let present = registry.has_tensor_index(&self.destination, index).await;
+            present.map(|present| if present { Delivery::Present } else { Delivery::Sent })
+        } else {
+            registry.push_tensor_index(&self.destination, index).await
+        };
+        let (delivery, reason) = match published {
+            Ok(Delivery::Present) => (IndexDelivery::Present, None),
+            Ok(Delivery::Mounted | Delivery::Sent) => (IndexDelivery::Sent, None),
+            Err(error) => (IndexDelivery::Refused, Some(error.to_string())),
+        };
+        PushedIndex { size: index.size(), delivery, reason }
     }
 
     async fn ask_for(&self, file: &StoredFile) -> Result<(), OpError> {
@@ -227,6 +274,7 @@ impl Uploads<'_> {
             mounted_bytes: bytes(&[mounted]),
             present_bytes: bytes(&[present]),
             files,
+            index: None,
             dry_run: self.push.params.dry_run,
         }
     }
