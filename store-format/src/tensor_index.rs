@@ -1,7 +1,7 @@
 //! Tensor indexes: manifests that say of which tensors the files of a model consist, beside the model at its registry.
 //!
 //! A tensor index is an OCI artifact whose `subject` is the model's manifest, which keeps its digest. It has one layer per
-//! file: the file's [recipe](crate::recipe), compressed with zstd. `docs/STORE-FORMAT.md` specifies it. A registry lists
+//! file: the file's [recipe](crate::recipe), compressed with zstd. `docs/PULLING.md` specifies it. A registry lists
 //! the artifact with the manifests that refer to the model; where it has no such list, an image index under a tag made of
 //! the model's digest is the list ([`Referrers`]).
 //!
@@ -55,7 +55,10 @@ impl TensorIndex {
         recipes: &[(Digest, Descriptor)],
     ) -> Result<Vec<u8>, TensorIndexError> {
         let layer = |(file, recipe): &(Digest, Descriptor)| Entry {
-            annotations: Some(BTreeMap::from([(Self::FILE_ANNOTATION.to_owned(), Value::from(file.to_string()))])),
+            annotations: Some(BTreeMap::from([(
+                Self::FILE_ANNOTATION.to_owned(),
+                Value::from(file.to_string()),
+            )])),
             ..Entry::new(recipe)
         };
         let empty = Descriptor {
@@ -163,11 +166,8 @@ impl Referrers {
     pub fn parse(raw: &[u8]) -> Result<Self, TensorIndexError> {
         let list: List = serde_json::from_slice(raw)?;
         let is_short = |entry: &Entry| entry.size <= TensorIndex::MAX_BYTES;
-        let (typed, others): (Vec<_>, Vec<_>) = list
-            .manifests
-            .into_iter()
-            .filter(is_short)
-            .partition(|entry| entry.artifact_type.is_some());
+        let (typed, others): (Vec<_>, Vec<_>) =
+            list.manifests.into_iter().filter(is_short).partition(|entry| entry.artifact_type.is_some());
         let is_index = |entry: &Entry| {
             entry.artifact_type.as_ref().is_some_and(|kind| kind.as_str() == TensorIndex::ARTIFACT_TYPE)
         };
@@ -204,11 +204,10 @@ impl Referrers {
         if entries.iter().any(|entry| entry.get("digest").is_some_and(|digest| *digest == text)) {
             return Ok(None);
         }
-        entries.retain(|entry| entry.get("artifactType").is_none_or(|kind| *kind != TensorIndex::ARTIFACT_TYPE));
-        let own = Entry {
-            artifact_type: Some(MediaType::new(TensorIndex::ARTIFACT_TYPE)),
-            ..Entry::new(index)
-        };
+        entries
+            .retain(|entry| entry.get("artifactType").is_none_or(|kind| *kind != TensorIndex::ARTIFACT_TYPE));
+        let own =
+            Entry { artifact_type: Some(MediaType::new(TensorIndex::ARTIFACT_TYPE)), ..Entry::new(index) };
         entries.push(serde_json::to_value(own)?);
         Ok(Some(serde_json::to_vec(&list)?))
     }
@@ -335,16 +334,19 @@ mod tests {
 
     #[test]
     fn index_replaces_an_earlier_one_in_the_list_and_nothing_else() {
-        let (first, second) = (descriptor("1", MediaType::OCI_MANIFEST), descriptor("2", MediaType::OCI_MANIFEST));
+        let (first, second) =
+            (descriptor("1", MediaType::OCI_MANIFEST), descriptor("2", MediaType::OCI_MANIFEST));
         let list = Referrers::with_index(None, &first).unwrap().unwrap();
         assert_eq!(Referrers::with_index(Some(&list), &first).unwrap(), None);
         let mut json: Value = serde_json::from_slice(&list).unwrap();
         json["x-unknown"] = 7.into();
-        let signature = json!({ "mediaType": "a/b", "digest": Digest::of(b"s"), "size": 1, "artifactType": "c/d" });
+        let signature =
+            json!({ "mediaType": "a/b", "digest": Digest::of(b"s"), "size": 1, "artifactType": "c/d" });
         json["manifests"].as_array_mut().unwrap().push(signature);
         let list = Referrers::with_index(Some(json.to_string().as_bytes()), &second).unwrap().unwrap();
         let json: Value = serde_json::from_slice(&list).unwrap();
-        let digests: Vec<_> = json["manifests"].as_array().unwrap().iter().map(|entry| entry["digest"].clone()).collect();
+        let digests: Vec<_> =
+            json["manifests"].as_array().unwrap().iter().map(|entry| entry["digest"].clone()).collect();
         assert_eq!(digests, [Digest::of(b"s").to_string(), second.digest.to_string()]);
         assert_eq!((&json["x-unknown"], &json["mediaType"]), (&7.into(), &MediaType::OCI_INDEX.into()));
         assert!(Referrers::with_index(Some(b"{}"), &first).is_err());

@@ -228,7 +228,7 @@ pub struct Pushed {
     pub present_bytes: u64,
     /// The files, the layers first. Equal files are listed once.
     pub files: Vec<PushedFile>,
-    /// The tensor index, with which a pull requests only the tensors that its store lacks; absent if the model has none.
+    /// The tensor index; absent if the model has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<PushedIndex>,
     /// Whether this was a dry run, which sends nothing.

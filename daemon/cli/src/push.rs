@@ -21,8 +21,8 @@ use crate::{ErrorBody, Reference};
   blobd push tiny:q4 lan:5000/tiny --insecure --limit-rate 20MB
 
 The manifest that the registry gets has the same bytes as in the store. Files that the registry has
-already are not sent. Beside it goes a small index, with which `blobd pull` requests only the tensors
-that a store lacks. `blobd login HOST` stores credentials. Ctrl-C stops with exit code 130.")]
+already are not sent. Beside it goes an index of its tensors, under 0.05 % of its size.
+`blobd login HOST` stores credentials. Ctrl-C stops with exit code 130.")]
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
@@ -96,7 +96,9 @@ fn render(pushed: &Pushed) -> String {
 /// A line about the tensor index, unless there is nothing to do about it.
 fn render_index(index: &PushedIndex) -> String {
     match (index.delivery, &index.reason) {
-        (IndexDelivery::Refused, Some(reason)) => format!("  without a tensor index: {}\n", printable(reason)),
+        (IndexDelivery::Refused, Some(reason)) => {
+            format!("  without a tensor index: {}\n", printable(reason))
+        }
         (IndexDelivery::Sent, _) => format!("  with a tensor index of {}\n", human_bytes(index.size)),
         _ => String::new(),
     }

@@ -87,7 +87,12 @@ impl Destination {
         &self.reference
     }
 
-    pub(crate) fn target(&self, method: Method, path: &str, accepted: &'static [StatusCode]) -> Result<Target<'_>> {
+    pub(crate) fn target(
+        &self,
+        method: Method,
+        path: &str,
+        accepted: &'static [StatusCode],
+    ) -> Result<Target<'_>> {
         let url = self.registry.url(&format!("{}/{path}", self.reference.repository()))?;
         Ok(self.target_at(method, url, accepted))
     }

@@ -107,6 +107,7 @@ mod special_files;
 mod substituted;
 mod system_service;
 mod tensor;
+mod tensor_index;
 mod tensor_layers;
 mod trash;
 mod troubleshooting;

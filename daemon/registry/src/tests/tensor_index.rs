@@ -86,7 +86,10 @@ async fn index_is_found_where_the_registry_lists_referrers() {
     let before = published.count();
     let index = published.find().await.unwrap();
     let paths = published.paths(before);
-    assert!(paths[0].starts_with(&format!("referrers/{}?artifactType=", published.model.digest())), "{paths:?}");
+    assert!(
+        paths[0].starts_with(&format!("referrers/{}?artifactType=", published.model.digest())),
+        "{paths:?}"
+    );
     assert!(paths.len() == 2 && paths[1].starts_with("manifests/sha256:"), "{paths:?}");
     let recipe = recipe(100);
     let packed = index.recipe(recipe.file()).unwrap();
@@ -111,12 +114,15 @@ async fn index_is_found_under_a_tag_elsewhere_and_the_missing_list_is_remembered
     assert!(published.find().await.is_some());
     let paths = published.paths(before);
     assert!(paths.len() == 2 && paths[0] == format!("manifests/{tag}"), "{paths:?}");
-    let list: Json = serde_json::from_slice(&published.registry.manifest(&published.fallback_path()).unwrap()).unwrap();
-    let kinds: Vec<_> = list["manifests"].as_array().unwrap().iter().map(|entry| &entry["artifactType"]).collect();
+    let list: Json =
+        serde_json::from_slice(&published.registry.manifest(&published.fallback_path()).unwrap()).unwrap();
+    let kinds: Vec<_> =
+        list["manifests"].as_array().unwrap().iter().map(|entry| &entry["artifactType"]).collect();
     assert_eq!(kinds, ["a/b", TensorIndex::ARTIFACT_TYPE]);
     // A second time nothing is sent and nothing is listed twice.
     assert_eq!(published.push().await, Delivery::Present);
-    let again: Json = serde_json::from_slice(&published.registry.manifest(&published.fallback_path()).unwrap()).unwrap();
+    let again: Json =
+        serde_json::from_slice(&published.registry.manifest(&published.fallback_path()).unwrap()).unwrap();
     assert_eq!(again, list);
 }
 
@@ -134,7 +140,9 @@ async fn answers_that_are_not_an_index_of_the_model_are_no_index() {
     let other = NewTensorIndex::new(&other, vec![PackedRecipe::new(&recipe(3)).unwrap()]).unwrap();
     let destination = published.destination();
     published.client.push_tensor_index(&destination, &other).await.unwrap();
-    let other_tag = Referrers::fallback_tag(Digest::of(&Manifest::compose(weights(), vec![weights()]).unwrap().raw().to_vec()));
+    let other_tag = Referrers::fallback_tag(Digest::of(
+        &Manifest::compose(weights(), vec![weights()]).unwrap().raw().to_vec(),
+    ));
     let list = published.registry.manifest(&format!("/v2/me/tiny/manifests/{other_tag}")).unwrap();
     published.registry.add_manifest(&format!("me/tiny:{tag}"), &list);
     assert_eq!(published.find().await, None);
@@ -183,7 +191,8 @@ fn recipe_that_is_too_long_is_not_unpacked() {
 
 #[test]
 fn servers_that_take_no_indexes_are_not_asked() {
-    let takes = |name: &str| client().destination(&name.parse().unwrap(), false).unwrap().takes_tensor_indexes();
+    let takes =
+        |name: &str| client().destination(&name.parse().unwrap(), false).unwrap().takes_tensor_indexes();
     assert!(!takes("me/tiny") && !takes("registry.ollama.ai/me/tiny"));
     assert!(takes("registry.example/me/tiny") && takes("localhost:5000/me/tiny"));
 }

@@ -10,7 +10,8 @@ use blobd_client::protocol::pull::{
     FileDelivery, IndexDelivery, PushParams, Pushed, PushedFile, PushedIndex,
 };
 use blobd_registry::{
-    Delivery, Destination, NewTensorIndex, PackedRecipe, RegistryClient, RegistryError, UploadContent, UploadError,
+    Delivery, Destination, NewTensorIndex, PackedRecipe, RegistryClient, RegistryError, UploadContent,
+    UploadError,
 };
 use blobd_store::{FileReader, Model, Store, StoredFile};
 use blobd_store_format::digest::Digest;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use blobd_tests::oracle::sha256;
-use blobd_tests::registry::FakeRegistry;
+use blobd_tests::registry::{FakeRegistry, Fault};
 use serde_json::json;
 
 use super::sample::Sample;
@@ -192,6 +192,11 @@ pub(super) fn pushes(session: &mut Session, sample: &Sample) {
     session.ok("push --dry-run", ["push", "base", &pushed, "--dry-run", "--insecure"]);
     session.ok("push", ["push", &sample.registry.name("me/chat:1"), &pushed]);
     for _ in 0..2 {
-        session.ok("push", ["push", "base", &pushed, "--limit-rate", "1GB"]);
+        session.ok("push", ["push", "base", &pushed, "--limit-rate", "1GB", "--no-index"]);
+    }
+    let indexed = sample.registry.name("team/large:1");
+    sample.registry.add_fault("/team/large/manifests/sha256", 1, Fault::Refusal(400, "no artifacts here"));
+    for _refused_sent_present in 0..3 {
+        session.ok("push", ["push", "large", &indexed]);
     }
 }
