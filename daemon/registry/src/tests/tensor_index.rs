@@ -136,13 +136,11 @@ async fn answers_that_are_not_an_index_of_the_model_are_no_index() {
     assert_eq!(published.push().await, Delivery::Sent);
     assert!(published.find().await.is_some());
     // An index of another model, listed as one of this model.
-    let other = Manifest::compose(weights(), vec![weights()]).unwrap();
-    let other = NewTensorIndex::new(&other, vec![PackedRecipe::new(&recipe(3)).unwrap()]).unwrap();
+    let model = Manifest::compose(weights(), vec![weights()]).unwrap();
+    let other = NewTensorIndex::new(&model, vec![PackedRecipe::new(&recipe(3)).unwrap()]).unwrap();
     let destination = published.destination();
     published.client.push_tensor_index(&destination, &other).await.unwrap();
-    let other_tag = Referrers::fallback_tag(Digest::of(
-        &Manifest::compose(weights(), vec![weights()]).unwrap().raw().to_vec(),
-    ));
+    let other_tag = Referrers::fallback_tag(model.digest());
     let list = published.registry.manifest(&format!("/v2/me/tiny/manifests/{other_tag}")).unwrap();
     published.registry.add_manifest(&format!("me/tiny:{tag}"), &list);
     assert_eq!(published.find().await, None);
