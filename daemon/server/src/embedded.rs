@@ -21,6 +21,7 @@ use crate::ops::OpError;
 use crate::server::Server;
 use crate::socket::CommandSocket;
 use crate::state::Daemon;
+use crate::sys::limit_heaps;
 
 /// How long the command waits at its end for the requests of other commands that have begun. They are short, but a
 /// removal of many blobs takes some time on a slow disk.
@@ -75,6 +76,7 @@ pub(crate) struct EmbeddedServer {
 
 impl EmbeddedServer {
     pub(crate) fn start(store: Store, root: &Path, config: &Config) -> Result<Self, ErrorBody> {
+        limit_heaps();
         let metrics =
             Metrics::new(api::verb_names()).map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
         let daemon = Daemon::new(store, &config.registry_policy(), metrics);

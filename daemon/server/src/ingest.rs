@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 
 use blobd_model::facts::ModelFacts;
 use blobd_store::{Assembler, CHUNK_BYTES, Ingest, RangeSource, SharedBlobs, StoreError};
@@ -106,20 +105,20 @@ pub(crate) fn begin_file<'f>(
     let mut content = Content::new(source, size, progress);
     let begun = read_header(&mut content).and_then(|header| {
         let plan = SplitPlan::new(header.file_layout(size)?);
-        Ok((Some(Arc::from(header)), plan))
+        Ok((Some(header), plan))
     });
     let (header, plan) = match begun {
         Err(IngestError::Format(_)) if accepted == Accepted::Any => (None, SplitPlan::whole(size)),
         begun => begun?,
     };
-    content.checked = header.clone();
+    content.header = header.as_deref().map(|header| KnownHeader::new(header.bytes()));
     content.is_begun = true;
     Ok(BegunFile { content, header, plan })
 }
 
 pub(crate) struct BegunFile<'f> {
     content: Content<'f>,
-    header: Option<Arc<dyn ModelHeader>>,
+    header: Option<Box<dyn ModelHeader>>,
     plan: SplitPlan,
 }
 
@@ -148,6 +147,7 @@ impl BegunFile<'_> {
         if plan.is_whole() && size <= SMALL_BYTES {
             return ingest_small(ingest, content);
         }
+        // Takes the header, which may have 100 MB.
         let facts = header.map_or_else(ModelFacts::default, |header| ModelFacts::from_header(&*header));
         let stored = admit(ingest, &plan, &mut content)?;
         let reused_bytes = stored.keys().filter_map(|blob| plan.blobs().get(*blob)).map(|blob| blob.size);
@@ -382,8 +382,8 @@ struct Content<'c> {
     requested: VecDeque<Range<u64>>,
     /// Whether the header was read.
     is_begun: bool,
-    /// The header that the first bytes must still have.
-    checked: Option<Arc<dyn ModelHeader>>,
+    /// The header that the first bytes must still be.
+    header: Option<KnownHeader>,
     progress: &'c mut dyn FnMut(u64, u64),
     /// Whether bytes are read only to be compared with the store.
     is_comparing: bool,
@@ -393,9 +393,9 @@ struct Content<'c> {
 
 impl<'c> Content<'c> {
     fn new(source: &'c mut dyn FileSource, size: u64, progress: &'c mut dyn FnMut(u64, u64)) -> Self {
-        let (requested, is_begun, checked) = (VecDeque::new(), false, None);
+        let (requested, is_begun, header) = (VecDeque::new(), false, None);
         let (is_comparing, compared, to_compare) = (false, 0, 0);
-        Self { source, size, requested, is_begun, checked, progress, is_comparing, compared, to_compare }
+        Self { source, size, requested, is_begun, header, progress, is_comparing, compared, to_compare }
     }
 
     fn report(&mut self, range: &Range<u64>) {
@@ -404,6 +404,39 @@ impl<'c> Content<'c> {
         }
         let stored = if self.is_comparing { 0 } else { range.end };
         (self.progress)(self.compared.saturating_add(stored), self.to_compare.saturating_add(self.size));
+    }
+}
+
+/// A header that was parsed. Its digest replaces its bytes, which a file of many tensors leaves no memory for.
+struct KnownHeader {
+    digest: Digest,
+    size: u64,
+    /// What was read of it again.
+    hash: Hasher,
+    hashed: u64,
+}
+
+impl KnownHeader {
+    fn new(bytes: &[u8]) -> Self {
+        Self { digest: Digest::of(bytes), size: bytes.len() as u64, hash: Hasher::new(), hashed: 0 }
+    }
+
+    /// Refuses bytes of the file with which the header ends and is not what it was. Who reads a header again reads it in
+    /// order, from its start.
+    fn check(&mut self, offset: u64, bytes: &[u8]) -> Result<(), IngestError> {
+        if offset == 0 {
+            (self.hash, self.hashed) = (Hasher::new(), 0);
+        }
+        if offset != self.hashed || offset >= self.size {
+            return Ok(());
+        }
+        let left = usize::try_from(self.size.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let part = bytes.get(..left).unwrap_or(bytes);
+        self.hash.update(part);
+        self.hashed = self.hashed.saturating_add(part.len() as u64);
+        let is_whole = self.hashed == self.size;
+        let is_same = !is_whole || std::mem::take(&mut self.hash).finish() == self.digest;
+        if is_same { Ok(()) } else { Err(IngestError::Changed) }
     }
 }
 
@@ -423,11 +456,8 @@ impl RangeSource for Content<'_> {
         if found != range.end {
             return Err(IngestError::Truncated { found, expected: self.size });
         }
-        if let Some(header) = &self.checked {
-            let known = usize::try_from(range.start).ok().and_then(|start| header.bytes().get(start..));
-            if known.unwrap_or_default().iter().zip(&bytes).any(|(before, now)| before != now) {
-                return Err(IngestError::Changed);
-            }
+        if let Some(header) = &mut self.header {
+            header.check(range.start, &bytes)?;
         }
         if self.is_begun {
             self.report(&range);

@@ -358,9 +358,7 @@ impl Ingest {
     /// Without a commit it is collected, unless `partial/` has data of that file.
     pub fn publish(&mut self) -> Result<(), StoreError> {
         self.publish_blobs()?;
-        self.publish_recipes()?;
-        self.published_recipes.extend(std::mem::take(&mut self.recipes).into_keys());
-        Ok(())
+        self.publish_recipes()
     }
 
     /// Makes only the blobs durable and visible, for a repair of a model that has a tag already.
@@ -379,20 +377,23 @@ impl Ingest {
         self.store.content.disk.sync_dir(Path::new(layout::BLOBS))
     }
 
-    fn publish_recipes(&self) -> Result<(), StoreError> {
+    /// Drops each recipe when it is written: the commit reads those of the model, and one may take 40 MiB.
+    fn publish_recipes(&mut self) -> Result<(), StoreError> {
         let (store, temporary) = (&self.store, self.staging.directory().join("recipe"));
         let _change = store.content.index().begin_change();
-        for (file, recipe) in &self.recipes {
-            let (node, target, json) = (Node::Recipe(*file), layout::recipe(*file), recipe.to_json());
+        while let Some((file, recipe)) = self.recipes.pop_first() {
+            self.published_recipes.insert(file);
+            let (node, target, json) = (Node::Recipe(file), layout::recipe(file), recipe.to_json());
             // The same recipe takes no more space, and one that an earlier blobd wrote in another form is not
             // rewritten. Its content was durable before it got its name.
             let longest = (json.len() as u64).saturating_mul(LONGEST_EARLIER_FORM);
             let stored = store.content.root.read_limited(&target, longest)?;
             if stored
-                .is_some_and(|stored| stored == json || Recipe::parse(&stored).is_ok_and(|it| it == *recipe))
+                .is_some_and(|stored| stored == json || Recipe::parse(&stored).is_ok_and(|it| it == recipe))
             {
                 continue;
             }
+            drop(recipe);
             let mut reservation = self.staging.reserve_space(json.len() as u64, || Ok(()))?;
             let replaced = store.content.bytes_on_disk(node)?.unwrap_or_default();
             store.content.disk.replace_file(&temporary, &target, &json, 0o444)?;

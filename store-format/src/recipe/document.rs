@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use super::numbered::{BlobList, KnownBlobs, NumberedPiece, NumberedShared, NumberedTensor};
+use super::numbered::{BlobList, InOrder, KnownBlobs, NumberedPiece, NumberedShared, NumberedTensor};
 use super::{Member, Packed, Piece, Recipe, RecipeError, RecipeKind, TensorEntry, blob_sizes, check_pieces};
 use crate::descriptor::Compression;
 use crate::digest::Digest;
@@ -223,8 +223,9 @@ fn refusal(json: &[u8], error: serde_json::Error) -> RecipeError {
     }
 }
 
+/// A recipe of 131,072 tensors is larger than its text: `P` and `T` make each piece and tensor when it is written.
 #[derive(Serialize)]
-struct NewDocument<'a> {
+struct NewDocument<'a, P: Serialize, T: Serialize> {
     version: u32,
     kind: KindName,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -233,9 +234,9 @@ struct NewDocument<'a> {
     size: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     unpacked: Option<Unpacked>,
-    blobs: Vec<Digest>,
-    pieces: Vec<NumberedPiece>,
-    tensors: Vec<NumberedTensor>,
+    blobs: &'a [Digest],
+    pieces: P,
+    tensors: T,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     shared: Vec<NumberedShared>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -249,9 +250,7 @@ pub(super) fn to_json(recipe: &Recipe) -> Vec<u8> {
         RecipeKind::Packed(packed) => (KindName::Packed, Some(packed.members.as_slice())),
         RecipeKind::Whole => (KindName::Whole, None),
     };
-    let mut blobs = BlobList::default();
-    let pieces = recipe.pieces.iter().map(|piece| blobs.piece(piece)).collect();
-    let tensors = recipe.tensors.iter().map(|tensor| blobs.tensor(tensor)).collect();
+    let blobs = BlobList::new(&recipe.pieces);
     let shared = blobs.shared(&recipe.shared);
     let document = NewDocument {
         version: if shared.is_empty() { SHARED_SINCE - 1 } else { SHARED_SINCE },
@@ -260,9 +259,9 @@ pub(super) fn to_json(recipe: &Recipe) -> Vec<u8> {
         file: recipe.file,
         size: recipe.size(),
         unpacked: recipe.unpacked(),
-        blobs: blobs.into_digests(),
-        pieces,
-        tensors,
+        blobs: blobs.digests(),
+        pieces: InOrder(recipe.pieces.iter().map(|piece| blobs.piece(piece))),
+        tensors: InOrder(recipe.tensors.iter().map(|tensor| blobs.tensor(tensor))),
         shared,
         members,
     };

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use serde::de::{Unexpected, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::piece::{Piece, literal};
 use super::{Experts, RecipeError, TensorEntry};
@@ -68,21 +68,42 @@ pub(super) struct NumberedPiece {
 struct Literal(#[serde(with = "literal")] Vec<u8>);
 
 /// A tensor. `blob` is absent if it has no elements; versions before 6 have `digest` in its place.
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NumberedTensor {
     name: String,
     #[serde(rename = "type")]
     type_name: String,
     shape: Vec<u64>,
+    blob: Option<u64>,
+    digest: Option<Digest>,
+    offset: u64,
+    size: u64,
+    experts: Option<Experts>,
+}
+
+/// A tensor as it is written.
+#[derive(Serialize)]
+pub(super) struct NewTensor<'t> {
+    name: &'t str,
+    #[serde(rename = "type")]
+    type_name: &'t str,
+    shape: &'t [u64],
     #[serde(skip_serializing_if = "Option::is_none")]
     blob: Option<u64>,
-    #[serde(skip_serializing)]
-    digest: Option<Digest>,
     offset: u64,
     size: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     experts: Option<Experts>,
+}
+
+/// Writes an array whose values exist one at a time.
+pub(super) struct InOrder<I>(pub(super) I);
+
+impl<I: Iterator<Item: Serialize> + Clone> Serialize for InOrder<I> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.clone())
+    }
 }
 
 /// A blob that other files have parts of too.
@@ -187,15 +208,32 @@ pub(super) struct BlobList {
 }
 
 impl BlobList {
-    pub(super) fn into_digests(self) -> Vec<Digest> {
-        self.digests
+    pub(super) fn new(pieces: &[Piece]) -> Self {
+        let mut list = Self::default();
+        for piece in pieces {
+            if let Piece::Blob { blob, .. } = piece {
+                list.add(*blob);
+            }
+        }
+        list
     }
 
-    pub(super) fn piece(&mut self, piece: &Piece) -> NumberedPiece {
+    fn add(&mut self, blob: Digest) {
+        let next = self.digests.len() as u64;
+        if *self.numbers.entry(blob).or_insert(next) == next {
+            self.digests.push(blob);
+        }
+    }
+
+    pub(super) fn digests(&self) -> &[Digest] {
+        &self.digests
+    }
+
+    pub(super) fn piece(&self, piece: &Piece) -> NumberedPiece {
         let none = NumberedPiece::default();
         match piece {
             Piece::Blob { blob, offset, length } => NumberedPiece {
-                blob: Some(BlobId::Number(self.number(*blob))),
+                blob: self.number(*blob).map(BlobId::Number),
                 offset: Some(*offset),
                 length: Some(*length),
                 ..none
@@ -205,10 +243,10 @@ impl BlobList {
         }
     }
 
-    pub(super) fn tensor(&self, tensor: &TensorEntry) -> NumberedTensor {
-        let TensorEntry { name, type_name, shape, digest, offset, size, experts } = tensor.clone();
-        let blob = self.numbers.get(&digest).copied();
-        NumberedTensor { name, type_name, shape, blob, digest: None, offset, size, experts }
+    pub(super) fn tensor<'t>(&self, tensor: &'t TensorEntry) -> NewTensor<'t> {
+        let TensorEntry { name, type_name, shape, digest, offset, size, experts } = tensor;
+        let (offset, size, experts) = (*offset, *size, *experts);
+        NewTensor { name, type_name, shape, blob: self.number(*digest), offset, size, experts }
     }
 
     /// Blobs that pieces have used, in their order.
@@ -218,12 +256,7 @@ impl BlobList {
         (0..).zip(&self.digests).filter_map(number).collect()
     }
 
-    fn number(&mut self, blob: Digest) -> u64 {
-        let next = self.digests.len() as u64;
-        let number = *self.numbers.entry(blob).or_insert(next);
-        if number == next {
-            self.digests.push(blob);
-        }
-        number
+    fn number(&self, blob: Digest) -> Option<u64> {
+        self.numbers.get(&blob).copied()
     }
 }

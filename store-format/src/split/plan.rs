@@ -367,8 +367,9 @@ impl<'l> Builder<'l> {
         }
         Self {
             position: 0,
-            blobs: Vec::new(),
-            segments: Vec::new(),
+            // Most ranges are a tensor that is a blob of its own.
+            blobs: Vec::with_capacity(layout.ranges().len()),
+            segments: Vec::with_capacity(layout.ranges().len()),
             literal_count: 0,
             literals_size: 0,
             group_blobs: vec![None; groups.len()],
