@@ -40,7 +40,7 @@
 //! - [`error`]: why a request failed, or an open model cannot be read
 //!
 //! The machine, for blobd itself: [`sockets`], [`paths`], [`name_service`] (users and groups), [`journal`], and with the
-//! feature `long-running` HTTP on loopback and signals.
+//! feature `long-running` HTTP on TCP ports and signals.
 //!
 //! `docs/PROTOCOL.md` is the protocol's specification, for clients in other languages.
 
@@ -53,6 +53,8 @@ pub mod error;
 pub mod fit;
 pub mod gguf_view;
 pub mod journal;
+#[cfg(feature = "long-running")]
+pub mod listener;
 #[cfg(feature = "long-running")]
 pub mod loopback;
 pub mod model;

@@ -1,25 +1,18 @@
 //! HTTP on a port of loopback: limits of connections, heads and time, and the check that a request is meant for this
 //! machine. The page of `blobd web` and the metrics use it.
 
-use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, ORIGIN};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
 
+use crate::listener::{HttpListener, ListenerLimits};
 use crate::protocol::error::{ErrorBody, ErrorResponse};
 
 /// How long a client may take to send the head of a request, or to begin the next one.
@@ -63,22 +56,25 @@ pub fn error_response(error: ErrorBody) -> LoopbackResponse {
 
 /// A server that listens.
 #[derive(Debug)]
-pub struct LoopbackServer {
-    listener: TcpListener,
-    connections: Arc<Semaphore>,
-    head_timeout: Duration,
-}
+pub struct LoopbackServer(HttpListener);
 
 impl LoopbackServer {
     /// Listens on an address of loopback; on any free port for port 0.
     pub async fn bind(address: SocketAddr, head_timeout: Duration) -> io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
-        Ok(Self { listener, connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)), head_timeout })
+        let limits = ListenerLimits {
+            head_timeout,
+            head_bytes: MAX_HEAD_BYTES,
+            connections: MAX_CONNECTIONS,
+            connections_per_client: MAX_CONNECTIONS,
+            stall_timeout: CONNECTION_AGE,
+            age: Some((CONNECTION_AGE, LAST_RESPONSE)),
+        };
+        HttpListener::bind(address, limits).await.map(Self)
     }
 
     /// The address on which it listens.
     pub fn address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.0.address()
     }
 
     /// Serves until the future is dropped. Connections that have begun go on.
@@ -86,50 +82,9 @@ impl LoopbackServer {
     where
         F: Future<Output = LoopbackResponse> + Send,
     {
-        loop {
-            // Further clients wait in the kernel's queue, and are refused by it when that is full.
-            let Ok(permit) = Arc::clone(&self.connections).acquire_owned().await else { return };
-            match self.listener.accept().await {
-                Ok((stream, _address)) => {
-                    let (respond, head_timeout) = (respond.clone(), self.head_timeout);
-                    tokio::spawn(async move {
-                        serve_connection(respond, stream, head_timeout).await;
-                        drop(permit);
-                    });
-                }
-                Err(error) => {
-                    // Out of descriptors or memory: wait until some connections have ended.
-                    tracing::warn!("loopback: cannot accept a connection: {error}");
-                    sleep(Duration::from_millis(100)).await;
-                }
-            }
-        }
+        let secured = |stream| async { Some(stream) };
+        self.0.serve(secured, move |request, _client| respond(request)).await;
     }
-}
-
-async fn serve_connection<F>(
-    respond: impl Fn(Request<Incoming>) -> F,
-    stream: TcpStream,
-    head_timeout: Duration,
-) where
-    F: Future<Output = LoopbackResponse>,
-{
-    let service = service_fn(|request: Request<Incoming>| {
-        let response = respond(request);
-        async { Ok::<_, Infallible>(response.await) }
-    });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(head_timeout)
-        .max_buf_size(MAX_HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    tokio::select! {
-        // A client may close its connection at any time.
-        _ended = connection.as_mut() => return,
-        () = sleep(CONNECTION_AGE) => connection.as_mut().graceful_shutdown(),
-    }
-    let _ended_or_too_slow = timeout(LAST_RESPONSE, connection).await;
 }
 
 /// A request that a page of another site may have sent.
@@ -147,29 +102,48 @@ pub enum CrossSiteRequest {
 /// # Errors
 /// The header that shows that another site may have sent the request.
 pub fn check_origin(headers: &HeaderMap) -> Result<(), CrossSiteRequest> {
+    check_origin_of(headers, "http", is_loopback)
+}
+
+/// As [`check_origin`], for a server that is reached by this scheme and by names for which `is_own` is true. It gets the
+/// name without the port, because a tunnel may have another port than the server.
+///
+/// # Errors
+/// As [`check_origin`].
+pub fn check_origin_of(
+    headers: &HeaderMap,
+    scheme: &str,
+    is_own: impl Fn(&str) -> bool,
+) -> Result<(), CrossSiteRequest> {
     let mut hosts = headers.get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return Err(CrossSiteRequest::Host) };
     let host = host.to_str().map_err(|_not_ascii| CrossSiteRequest::Host)?;
-    if !is_loopback(host) {
+    if !is_own(without_port(host)) {
         return Err(CrossSiteRequest::Host);
     }
-    let expected = format!("http://{host}");
+    let expected = format!("{scheme}://{host}");
     match headers.get_all(ORIGIN).iter().all(|origin| origin.as_bytes() == expected.as_bytes()) {
         true => Ok(()),
         false => Err(CrossSiteRequest::Origin),
     }
 }
 
-/// Whether a `Host` is this machine: `localhost` or an address of loopback, with any port, because a tunnel may have
-/// another port than the server.
-fn is_loopback(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
         Some((name, port)) if !port.is_empty() && port.bytes().all(|digit| digit.is_ascii_digit()) => name,
         _ => host,
-    };
+    }
+}
+
+/// Whether a host's name is this machine: `localhost` or an address of loopback.
+pub fn is_loopback(name: &str) -> bool {
+    name.eq_ignore_ascii_case("localhost") || address_of(name).is_some_and(|address| address.is_loopback())
+}
+
+/// The address that a `Host` has instead of a name; those of IPv6 are in brackets.
+pub fn address_of(name: &str) -> Option<IpAddr> {
     let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
-    name.eq_ignore_ascii_case("localhost")
-        || address.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+    address.parse().ok()
 }
 
 #[cfg(test)]

@@ -38,7 +38,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - Names: [`digest`], [`reference`](mod@reference), [`host`], [`glob`], [`name_pattern`], [`similar_names`], [`derived_name`];
+//! - Names: [`digest`], [`reference`](mod@reference), [`host`], [`glob`], [`name_pattern`], [`similar_names`], [`derived_name`],
+//!   [`served_name`];
 //!   what is pulled: [`source`], [`repository`], [`origin`].
 //! - A registry's records: [`descriptor`], [`manifest`], [`index`], [`tensor_index`], [`json_error`].
 //! - Model files: [`file_format`] (the table of formats), [`gguf`], [`safetensors`], [`archive`], [`content_type`],
@@ -82,6 +83,7 @@ pub mod reference;
 pub mod repository;
 pub mod safetensors;
 pub mod shard_set;
+pub mod served_name;
 pub mod similar_names;
 pub mod size;
 pub mod source;

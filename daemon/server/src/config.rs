@@ -9,6 +9,7 @@ mod policy;
 mod quotas;
 mod registries;
 mod sections;
+mod serve;
 mod settings;
 mod stores;
 mod values;
@@ -36,6 +37,7 @@ use self::policy::PolicyConfig;
 use self::quotas::QuotasConfig;
 use self::registries::{Host, Mirrors};
 use self::sections::{AuditConfig, MetricsConfig, ScrubConfig, SpaceConfig, TransferConfig, TrashConfig};
+use self::serve::ServeConfig;
 pub(crate) use self::settings::{Given, mode, path};
 use self::stores::PlacedPath;
 use crate::access::Access;
@@ -72,6 +74,7 @@ pub(crate) struct Config {
     pub(crate) audit: AuditConfig,
     transfer: TransferConfig,
     pub(crate) metrics: MetricsConfig,
+    pub(crate) serve: ServeConfig,
     credentials: CredentialsConfig,
     /// The path of the configuration file, which need not exist: `credentials.json` is beside it.
     #[serde(skip)]
@@ -149,6 +152,7 @@ impl Config {
         self.transfer.check()?;
         self.credentials.check()?;
         self.audit.check()?;
+        self.serve.check(names)?;
         stores::check_lower(&self.lower)?;
         self.socket_gid_by(names)?;
         self.access.check(names)?;

@@ -19,6 +19,7 @@
 //! - A process: [`serve`] (start, reload, stop), [`local`] (without a daemon), `config`, `systemd`, [`client_file`] (reads
 //!   a client's file).
 //! - Requests: `server`, `socket`, `api` (routes, answers), `session` (open models), `request_record` and `audit`.
+//! - Other machines: `network`; what they may see: `offer`.
 //! - Users: `principal`, `access`, `quotas`, `policy`, `admission`, `limits`, `names`.
 //! - Verbs: [`ops`], one file each; [`ingest`] and [`transfer`] bring files into the store.
 //! - Numbers: `metrics`, `monitoring`.
@@ -45,6 +46,8 @@ mod memory_gauge;
 mod metrics;
 mod monitoring;
 mod names;
+mod network;
+mod offer;
 mod open_sessions;
 pub mod ops;
 mod peer_process;

@@ -17,7 +17,7 @@ use crate::locks::lock;
 
 /// How much lower the priority is (`nice`): if all processors are busy, such a thread gets a third of the time of the
 /// others.
-const NICENESS: i32 = 5;
+pub(crate) const NICENESS: i32 = 5;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LongWork(Arc<Running>);

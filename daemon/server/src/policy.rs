@@ -17,7 +17,7 @@ use self::subject::{Host, Known, ModelName};
 pub(crate) use self::terms::TermsBuilder;
 use crate::names::Names;
 use crate::principal::Principal;
-use crate::user_set::UserSet;
+use crate::user_set::{Member, UserSet};
 
 /// What happens to a model that a rule applies to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
@@ -80,6 +80,16 @@ impl Policy {
     pub(crate) fn allows_all_to(&self, principal: &Principal) -> bool {
         self.default == Action::Allow
             && !self.rules.iter().any(|rule| rule.action == Action::Deny && rule.is_for(principal))
+    }
+
+    /// A policy that allows to everybody only what this one allows to every user.
+    pub(crate) fn for_every_user(&self) -> Self {
+        let everyone = UserSet::new(&[Member::Everyone], &self.names);
+        let rule = |rule: &Rule| match rule.action {
+            Action::Deny => Some(Rule { users: everyone.clone(), except: UserSet::default(), ..rule.clone() }),
+            Action::Allow => (rule.users == everyone && rule.except == UserSet::default()).then(|| rule.clone()),
+        };
+        Self { rules: self.rules.iter().filter_map(rule).collect(), ..self.clone() }
     }
 
     /// Whether a decision about this user depends on the names of models.

@@ -41,6 +41,14 @@ impl Groups {
 }
 
 impl Principal {
+    /// Somebody who is no user and in no group of this machine.
+    pub(crate) fn unknown() -> Self {
+        /// A number that no user and no group has.
+        const NOBODY: u32 = u32::MAX;
+        let groups = Groups { primary: NOBODY, supplementary: Some(Arc::default()) };
+        Self { pid: 0, uid: NOBODY, groups, namespaces: Namespaces::Other }
+    }
+
     /// Reads the credentials of the peer from the kernel.
     pub(crate) fn from_stream(stream: &tokio::net::UnixStream) -> io::Result<Self> {
         let credentials = stream.peer_cred()?;
@@ -59,6 +67,12 @@ impl Principal {
             self.groups.supplementary = names.groups_of(self.uid);
         }
         self
+    }
+
+    /// With the groups that the name service reports. Waits a moment.
+    pub(crate) fn with_groups_of(self, names: &Names) -> Self {
+        let groups = Groups { supplementary: None, ..self.groups };
+        Self { groups, ..self }.named(names)
     }
 
     /// Whether [`Self::named`] would not wait.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use blobd_client::protocol::access::Right;
 use blobd_client::protocol::pull::PullProgress;
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::request_id::RequestIds;
@@ -28,6 +29,7 @@ use crate::limits::RequestLimits;
 use crate::locks::{lock, read, write};
 use crate::long_work::LongWork;
 use crate::metrics::Metrics;
+use crate::offer::{Offer, Reader};
 use crate::open_sessions::Sessions;
 use crate::ops::{
     CallerPolicy, DoctorContext, EvictionReport, Evictor, FetchLimit, LastOpened, OpError, OpenCache, Pull,
@@ -53,6 +55,7 @@ pub(crate) struct Daemon {
     /// How much may be charged to the members of each group together. The store has the same pools.
     pools: RwLock<Vec<GroupPool>>,
     pub(crate) policy: FromConfig<Policy>,
+    pub(crate) offer: FromConfig<Offer>,
     terms: Arc<TermsCache>,
     pub(crate) configuration: FromConfig<Configuration>,
     pub transfers: Transfers,
@@ -130,6 +133,8 @@ pub(crate) struct WorkLimits {
     /// Verifications, each of which reads at the speed of the disk.
     pub(crate) verifications: PermitPool,
     pub(crate) scrapes: PermitPool,
+    /// Reads for other machines. Each client has a number of its own in place of a user's.
+    pub(crate) served_reads: PermitPool,
     /// Readings of the disk for the metrics, which go on when it does not respond: one of each kind at a time.
     pub(crate) sizes: PermitPool,
     pub(crate) condition: PermitPool,
@@ -185,6 +190,8 @@ impl WorkLimits {
             surveys: long(2, 3),
             verifications: long(1, 2),
             scrapes: short(1, 4),
+            // As many as keep a disk busy.
+            served_reads: PermitPool::new(limits(2, 4)),
             sizes: PermitPool::new(limits(1, 1)),
             condition: PermitPool::new(limits(1, 1)),
         }
@@ -257,6 +264,7 @@ impl Daemon {
             quotas: FromConfig::default(),
             pools: RwLock::default(),
             policy: FromConfig::default(),
+            offer: FromConfig::default(),
             terms: Arc::default(),
             configuration: FromConfig::default(),
             transfers: Transfers::default(),
@@ -308,6 +316,18 @@ impl Daemon {
 
     pub(crate) fn policy_for(&self, peer: &Principal) -> CallerPolicy {
         CallerPolicy::new(self.policy.get(), peer, &self.terms)
+    }
+
+    /// The policy for other machines; `None` if they may read nothing.
+    pub(crate) fn policy_for_others(&self, reader: &Reader) -> Option<CallerPolicy> {
+        let access = self.access.get();
+        match reader {
+            Reader::User(user) => access.rights_of(user).include(Right::Read).then(|| self.policy_for(user)),
+            Reader::EveryUser => access.read.has_everyone().then(|| {
+                let policy = Arc::new(self.policy.get().for_every_user());
+                CallerPolicy::new(policy, &Principal::unknown(), &self.terms)
+            }),
+        }
     }
 
     /// The user of a request that is served after its connection was upgraded.

@@ -74,6 +74,10 @@ impl UserSet {
         set
     }
 
+    pub(crate) const fn has_everyone(&self) -> bool {
+        self.has_everyone
+    }
+
     pub(crate) fn contains(&self, principal: &Principal) -> bool {
         let Principal { uid, groups, .. } = principal;
         self.has_everyone || self.uids.contains(uid) || self.gids.iter().any(|gid| groups.contains(*gid))

@@ -186,7 +186,7 @@ impl AuditConfig {
 }
 
 /// Refuses a number outside of a range, if the file has one.
-fn in_range(
+pub(super) fn in_range(
     key: &'static str,
     found: Option<u64>,
     range: RangeInclusive<u64>,
@@ -197,7 +197,7 @@ fn in_range(
     Err(Refusal::new(key, format!("expected {least} to {most}, found {wrong}")))
 }
 
-fn number(number: u64) -> String {
+pub(super) fn number(number: u64) -> String {
     number.to_string()
 }
 

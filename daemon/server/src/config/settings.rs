@@ -97,6 +97,7 @@ impl Config {
         values.extend(self.access.values());
         values.extend(self.quotas.values());
         values.extend(self.policy.values());
+        values.extend(self.serve.values());
         values
     }
 
@@ -113,6 +114,7 @@ impl Config {
             single_user: running.single_user,
             metrics: running.metrics,
             audit: running.audit.clone(),
+            serve: self.serve.with_fixed_of(&running.serve),
             ..self
         }
     }
@@ -133,7 +135,7 @@ pub(crate) fn path(path: &Path) -> Value {
     json!(path.to_string_lossy())
 }
 
-fn optional_path(given: Option<&Path>) -> Value {
+pub(super) fn optional_path(given: Option<&Path>) -> Value {
     given.map_or(Value::Null, path)
 }
 

@@ -97,12 +97,13 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         surveys,
         verifications,
         scrapes,
+        served_reads,
         // The daemon uses these itself; no request waits for them.
         sizes: _,
         condition: _,
         fetches: _,
     } = &daemon.work;
-    let pools: [(&'static str, &PermitPool); 21] = [
+    let pools: [(&'static str, &PermitPool); 22] = [
         ("http_connections", &limits.requesting),
         ("lasting_connections", &limits.lasting),
         ("disk_work", &limits.disk),
@@ -122,6 +123,7 @@ fn permits(daemon: &Daemon) -> Vec<Permits> {
         ("surveys", surveys),
         ("verifications", verifications),
         ("scrapes", scrapes),
+        ("served_reads", served_reads),
         ("health_checks", &limits.health.turns),
         ("log_followers", &limits.log_followers),
     ];
