@@ -64,7 +64,7 @@ struct Server {
 
 impl Network {
     /// Listens if the configuration says so.
-    pub(crate) fn start(daemon: &Arc<Daemon>, config: &Config) -> Result<Self, ErrorBody> {
+    pub(crate) async fn start(daemon: &Arc<Daemon>, config: &Config) -> Result<Self, ErrorBody> {
         let Some(address) = config.serve.listen else { return Ok(Self(None)) };
         let internal = |error: io::Error| ErrorBody::new(ErrorCode::Internal, error);
         let workers = available_parallelism().map_or(1, |cores| cores.get() / 4).clamp(1, 4);
@@ -86,8 +86,9 @@ impl Network {
             stall_timeout: STALL_TIMEOUT,
             age: None,
         };
-        let listener = runtime.block_on(HttpListener::bind(address, limits));
-        let listener = listener.map_err(|error| cannot_listen(address, &error))?;
+        // The runtime that waits for a connection must be the one that has made the socket.
+        let bound = runtime.spawn(HttpListener::bind(address, limits)).await;
+        let listener = bound.map_err(|panic| internal(panic.into()))?.map_err(|error| cannot_listen(address, &error))?;
         let address = listener.address().map_err(internal)?;
         let server = Server { daemon: Arc::clone(daemon), is_local: address.ip().is_loopback() };
         server.announce(address);

@@ -103,14 +103,15 @@ fn start(paths: &GivenPaths, passed: Option<PassedSocket>) -> Result<(), ErrorBo
     let store = Arc::clone(&daemon.store);
     let long_work = daemon.long_work.clone();
     store.content().start_index();
-    let network = Network::start(&daemon, &config)?;
     runtime.spawn(handle_other_signals(other_signals, Arc::clone(&reloader)));
     let served = runtime.block_on(async {
         let socket = endpoint.listen(&config)?;
         let metrics = listen_for_metrics(&config).await?;
-        Ok(serve(daemon, socket, metrics, &notifier, signals).await)
+        let network = Network::start(&daemon, &config).await?;
+        let signal = serve(daemon, socket, metrics, &notifier, signals).await;
+        drop(network);
+        Ok(signal)
     });
-    drop(network);
     lock(&reloader).stop();
     // Aborts work in progress: the next start deletes what is not committed.
     runtime.shutdown_timeout(RECORDS_LIMIT);

@@ -90,6 +90,7 @@ mod requests;
 mod residency;
 mod rights;
 mod routes;
+mod serve;
 mod service;
 mod shells;
 mod show;

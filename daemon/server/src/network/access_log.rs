@@ -39,10 +39,6 @@ impl AccessRecord {
         }
     }
 
-    pub(super) const fn client(&self) -> IpAddr {
-        self.client
-    }
-
     /// The number of the client in pools that users share otherwise.
     pub(super) fn client_number(&self) -> u32 {
         match self.client {
