@@ -69,7 +69,7 @@ fn blobs_are_shown_only_as_parts_of_models_that_are_shown() {
 
 #[test]
 fn models_that_some_user_may_not_read_are_not_shown() {
-    let rules = "[[policy.rules]]\naction = \"deny\"\nname = \"secret*\"\nusers = [4242]";
+    let rules = "[[policy.rules]]\naction = \"deny\"\nname = \"secret*\"\nusers = [4242]\nreason = \"a test\"";
     let site = Site::start_with(rules);
     site.add(&ModelFile::dense(1), &["tiny:1", "secret:1"]);
     // The model is one, so its other name tells of the denied one too.
@@ -123,11 +123,13 @@ fn token_is_required_if_there_is_a_file_of_tokens() {
     assert_eq!(with("Bearer fedcba9876543210"), 200);
     assert_eq!(with("Basic YW5uOmZlZGNiYTk4NzY1NDMyMTA="), 401);
     assert_eq!(with("Bearer x"), 401);
-    assert!(site.daemon.log().contains("(\"bob\"): GET \"/v2/tiny/manifests/1\": 200"), "{}", site.daemon.log());
+    eventually("the log names the owner of the token", || {
+        site.daemon.log().contains("(\"bob\"): GET \"/v2/tiny/manifests/1\": 200")
+    });
     // Another blobd logs in, and pulls.
     let other = TestDaemon::start();
     let registry = site.address.to_string();
-    let login = ["login", &registry, "--username", "ann", "--password-stdin"];
+    let login = ["login", &registry, "--user", "ann", "--password-stdin"];
     let mut command = other.command().command();
     command.args(login);
     let file = other.scratch().join("password");
