@@ -216,7 +216,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Unstalled<T> {
         Self { stream: TokioIo::new(stream), limit, waiting: None }
     }
 
-    fn within_limit<R>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+    fn within_limit<R>(
+        &mut self,
+        context: &mut Context<'_>,
+        poll: Poll<io::Result<R>>,
+    ) -> Poll<io::Result<R>> {
         if poll.is_ready() {
             self.waiting = None;
             return poll;

@@ -126,8 +126,12 @@ mod tests {
         for name in ["llama3", "library/llama3", "registry.ollama.ai/library/llama3", "Library/LLaMA3"] {
             assert_eq!(found(&tags, name, None), ["llama3:8b", "llama3:70b"], "{name}");
         }
-        for name in ["hf.co/Org/Model-GGUF", "hf.co/org/model-gguf", "huggingface.co/org/model-gguf", "org/model-gguf"]
-        {
+        for name in [
+            "hf.co/Org/Model-GGUF",
+            "hf.co/org/model-gguf",
+            "huggingface.co/org/model-gguf",
+            "org/model-gguf",
+        ] {
             assert_eq!(found(&tags, name, None), ["hf.co/Org/Model-GGUF:Q4_K_M"], "{name}");
         }
         assert_eq!(found(&tags, "ann/own", None), ["ann/own:1"]);

@@ -88,7 +88,8 @@ impl Network {
         };
         // The runtime that waits for a connection must be the one that has made the socket.
         let bound = runtime.spawn(HttpListener::bind(address, limits)).await;
-        let listener = bound.map_err(|panic| internal(panic.into()))?.map_err(|error| cannot_listen(address, &error))?;
+        let listener =
+            bound.map_err(|panic| internal(panic.into()))?.map_err(|error| cannot_listen(address, &error))?;
         let address = listener.address().map_err(internal)?;
         let server = Server { daemon: Arc::clone(daemon), is_local: address.ip().is_loopback() };
         server.announce(address);
@@ -182,14 +183,11 @@ impl Server {
         };
         let (path, parts) = (path.into_owned(), request.clone());
         let turn = self.daemon.work.served_reads.acquire(record.client_number()).await.into();
-        let answered: Answered = match self
-            .daemon
-            .blocking(turn, move |daemon| Ok(route(daemon, &view, &parts, &path)))
-            .await
-        {
-            Ok(answered) => answered,
-            Err(error) => Err(error),
-        };
+        let answered: Answered =
+            match self.daemon.blocking(turn, move |daemon| Ok(route(daemon, &view, &parts, &path))).await {
+                Ok(answered) => answered,
+                Err(error) => Err(error),
+            };
         answered.unwrap_or_else(|error| {
             record.note_failure(&error);
             let message = "the model cannot be read; the log of the server says why";

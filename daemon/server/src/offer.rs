@@ -94,7 +94,9 @@ impl Tokens {
         let entry = |(line, text): (usize, &str)| {
             let (name, token) = text.split_once(':').ok_or(TokensError::Line { line })?;
             let is_valid = !name.is_empty() && token.len() >= MIN_TOKEN_BYTES;
-            is_valid.then(|| (name.to_owned(), Digest::of(token.as_bytes()))).ok_or(TokensError::Line { line })
+            is_valid
+                .then(|| (name.to_owned(), Digest::of(token.as_bytes())))
+                .ok_or(TokensError::Line { line })
         };
         let entries = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).map(entry);
         let entries = entries.collect::<Result<Vec<_>, _>>()?;

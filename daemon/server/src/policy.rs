@@ -86,8 +86,12 @@ impl Policy {
     pub(crate) fn for_every_user(&self) -> Self {
         let everyone = UserSet::new(&[Member::Everyone], &self.names);
         let rule = |rule: &Rule| match rule.action {
-            Action::Deny => Some(Rule { users: everyone.clone(), except: UserSet::default(), ..rule.clone() }),
-            Action::Allow => (rule.users == everyone && rule.except == UserSet::default()).then(|| rule.clone()),
+            Action::Deny => {
+                Some(Rule { users: everyone.clone(), except: UserSet::default(), ..rule.clone() })
+            }
+            Action::Allow => {
+                (rule.users == everyone && rule.except == UserSet::default()).then(|| rule.clone())
+            }
         };
         Self { rules: self.rules.iter().filter_map(rule).collect(), ..self.clone() }
     }

@@ -67,7 +67,8 @@ impl Site {
     }
 
     fn ask(&self, method: &str, path: &str, more: &str) -> Answer {
-        let host = if more.starts_with("Host:") { String::new() } else { format!("Host: {}\r\n", self.address) };
+        let host =
+            if more.starts_with("Host:") { String::new() } else { format!("Host: {}\r\n", self.address) };
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         let request = format!("{method} {path} HTTP/1.1\r\n{host}{more}Connection: close\r\n\r\n");

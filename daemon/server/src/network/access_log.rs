@@ -43,9 +43,10 @@ impl AccessRecord {
     pub(super) fn client_number(&self) -> u32 {
         match self.client {
             IpAddr::V4(address) => address.to_bits(),
-            IpAddr::V6(address) => address.segments().into_iter().fold(0, |number: u32, segment| {
-                number.rotate_left(16) ^ u32::from(segment)
-            }),
+            IpAddr::V6(address) => address
+                .segments()
+                .into_iter()
+                .fold(0, |number: u32, segment| number.rotate_left(16) ^ u32::from(segment)),
         }
     }
 

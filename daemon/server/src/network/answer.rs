@@ -29,7 +29,8 @@ pub(super) type Answered = Result<Answer, OpError>;
 
 impl Answer {
     pub(super) fn new(status: StatusCode, media_type: &str, content: impl Into<Bytes>) -> Self {
-        let answer = Self { status, headers: HeaderMap::new(), content: AnswerContent::Document(content.into()) };
+        let answer =
+            Self { status, headers: HeaderMap::new(), content: AnswerContent::Document(content.into()) };
         answer.with(CONTENT_TYPE, media_type)
     }
 
@@ -57,9 +58,10 @@ impl Answer {
     /// The part of a file that the request selects.
     pub(super) fn file(request: &Parts, file: ServedFile, media_type: &str, etag: &str) -> Self {
         let length = file.size();
-        let answer = Self { status: StatusCode::OK, headers: HeaderMap::new(), content: AnswerContent::Nothing }
-            .with(ACCEPT_RANGES, "bytes")
-            .with(ETAG, etag);
+        let answer =
+            Self { status: StatusCode::OK, headers: HeaderMap::new(), content: AnswerContent::Nothing }
+                .with(ACCEPT_RANGES, "bytes")
+                .with(ETAG, etag);
         if has_version(&request.headers, etag) {
             return Self { status: StatusCode::NOT_MODIFIED, ..answer };
         }
@@ -69,7 +71,11 @@ impl Answer {
             Selected::Part(part) => {
                 let range = format!("bytes {}-{}/{length}", part.start, part.end.saturating_sub(1));
                 let answer = answer.with(CONTENT_RANGE, range);
-                Self { status: StatusCode::PARTIAL_CONTENT, content: AnswerContent::Part(file, part), ..answer }
+                Self {
+                    status: StatusCode::PARTIAL_CONTENT,
+                    content: AnswerContent::Part(file, part),
+                    ..answer
+                }
             }
             Selected::Nothing => {
                 let answer = answer.with(CONTENT_RANGE, format!("bytes */{length}"));

@@ -172,8 +172,7 @@ impl Asked<'_> {
         if let Some(wanted) = &filter {
             manifests.retain(|manifest| manifest.artifact_type.as_ref() == Some(wanted));
         }
-        let index =
-            json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": manifests });
+        let index = json!({ "schemaVersion": 2, "mediaType": MediaType::OCI_INDEX, "manifests": manifests });
         let answer = Answer::new(StatusCode::OK, MediaType::OCI_INDEX, index.to_string()).cached(false);
         Ok(if filter.is_some() { answer.with(FILTERS_APPLIED, "artifactType") } else { answer })
     }
@@ -234,7 +233,9 @@ fn digest(text: &str) -> Result<Digest, Box<Answer>> {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || "=_-".contains(c);
             algorithm != "sha256"
                 && algorithm.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
-                && algorithm.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "+._-".contains(c))
+                && algorithm
+                    .chars()
+                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "+._-".contains(c))
                 && !encoded.is_empty()
                 && encoded.chars().all(is_plain)
         });

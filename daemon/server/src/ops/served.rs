@@ -124,7 +124,8 @@ impl View {
                 Wanted::Tag(name) => tag.tag().eq_ignore_ascii_case(name),
                 Wanted::Digest(_) => true,
             };
-            let Some(manifest) = is_meant.then(|| present(store.names().manifest(tag))).transpose()?.flatten()
+            let Some(manifest) =
+                is_meant.then(|| present(store.names().manifest(tag))).transpose()?.flatten()
             else {
                 continue;
             };
@@ -150,7 +151,8 @@ impl View {
     ) -> Result<Found<ServedFile>, OpError> {
         let _held = store.content().hold_lower_stores();
         for tag in tags {
-            let lease = store.liveness().leases().grant(format!("another machine that reads {}", tag.short()));
+            let lease =
+                store.liveness().leases().grant(format!("another machine that reads {}", tag.short()));
             let Some(model) = present(store.names().leased_model(tag, &lease))? else { continue };
             let Some(file) = part(store, &model, digest)? else { continue };
             if let Some(reason) = reason_to_withhold(&file) {

@@ -33,7 +33,8 @@ fn two_hundred_slow_clients_take_little_memory_and_delay_nobody() {
     let path = format!("/v2/tiny/blobs/{}", Digest::of(&weights));
     assert!(site.get(&path).body == weights);
     let before = status_bytes(site.daemon.pid(), "RssAnon");
-    let mut slow: Vec<TcpStream> = (1..=200).map(|client| request_from(client, site.address, &path)).collect();
+    let mut slow: Vec<TcpStream> =
+        (1..=200).map(|client| request_from(client, site.address, &path)).collect();
     for stream in &mut slow {
         // Each receives a part, and then nothing more.
         stream.read_exact(&mut [0; 8 << 10]).unwrap();

@@ -44,7 +44,10 @@ fn manifests_have_their_type_digest_and_version() {
     let head = site.head("/v2/library/tiny/manifests/1");
     assert_eq!((head.status, head.body.len()), (200, 0));
     assert_eq!(head.header("content-length"), Some(by_digest.body.len().to_string().as_str()));
-    assert_eq!((head.header("content-type"), head.header("docker-content-digest")), (media_type, Some(&*digest)));
+    assert_eq!(
+        (head.header("content-type"), head.header("docker-content-digest")),
+        (media_type, Some(&*digest))
+    );
     let etag = head.header("etag").unwrap();
     let unchanged = site.get_with("/v2/library/tiny/manifests/1", &format!("If-None-Match: {etag}\r\n"));
     assert_eq!((unchanged.status, unchanged.body.len()), (304, 0));
@@ -97,7 +100,10 @@ fn files_and_tensors_are_blobs_and_any_range_of_them_is_sent() {
 #[test]
 fn models_are_found_under_their_names_as_repositories() {
     let site = Site::start();
-    site.add(&ModelFile::dense(1), &["tiny:8b", "hf.co/Org/Model-GGUF:Q4_0", "localhost:5000/m:1", "ann/own:1"]);
+    site.add(
+        &ModelFile::dense(1),
+        &["tiny:8b", "hf.co/Org/Model-GGUF:Q4_0", "localhost:5000/m:1", "ann/own:1"],
+    );
     for (repository, tag) in [
         ("library/tiny", "8b"),
         ("tiny", "8B"),
@@ -149,7 +155,9 @@ fn referrers_are_the_manifests_with_that_subject() {
     let registry = FakeRegistry::start().unwrap();
     let referring = registry.add_model("me/x:1", b"{}", &[("a/b", b"text")]).unwrap();
     let raw = String::from_utf8(referring.raw().to_vec()).unwrap();
-    let subject = format!("{{\"subject\":{{\"mediaType\":\"m/n\",\"digest\":\"{digest}\",\"size\":1}},\"artifactType\":\"a/b\",");
+    let subject = format!(
+        "{{\"subject\":{{\"mediaType\":\"m/n\",\"digest\":\"{digest}\",\"size\":1}},\"artifactType\":\"a/b\","
+    );
     registry.add_manifest("me/x:1", raw.replacen('{', &subject, 1).as_bytes());
     site.daemon.command().run(["pull", &registry.name("me/x:1"), "--name", "tiny:signature"]).succeeds();
     let (_, referring) = site.manifest("tiny", "signature");
@@ -189,9 +197,11 @@ fn what_is_not_there_is_refused_as_registries_do() {
     }
     let message = &site.get("/v2/tiny/manifests/2").json()["errors"][0]["message"];
     assert_eq!(message, "no manifest \"2\" of \"tiny\"; tags: 1");
-    for (method, path) in
-        [("POST", "/v2/tiny/blobs/uploads/"), ("PUT", "/v2/tiny/manifests/1"), ("DELETE", "/v2/tiny/manifests/1")]
-    {
+    for (method, path) in [
+        ("POST", "/v2/tiny/blobs/uploads/"),
+        ("PUT", "/v2/tiny/manifests/1"),
+        ("DELETE", "/v2/tiny/manifests/1"),
+    ] {
         let answer = site.ask(method, path, "Content-Length: 0\r\n");
         assert_eq!(answer.refusal(), (405, "UNSUPPORTED".to_owned()), "{method}");
         assert_eq!(answer.header("allow"), Some("GET, HEAD"));

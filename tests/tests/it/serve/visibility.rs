@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
-use blobd_tests::command::Blobd;
+use blobd_tests::command::{Blobd, run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -23,7 +23,8 @@ fn daemon_serves_no_other_machine_unless_it_is_told_to() {
     let daemon = TestDaemon::start();
     assert!(!daemon.log().contains("models for other machines"), "{}", daemon.log());
     let settings = daemon.command().run(["config", "show", "--json"]).succeeds().json();
-    let listen = settings["settings"].as_array().unwrap().iter().find(|setting| setting["key"] == "serve.listen");
+    let listen =
+        settings["settings"].as_array().unwrap().iter().find(|setting| setting["key"] == "serve.listen");
     assert_eq!(listen.unwrap()["value"], json!(null));
 }
 
@@ -52,7 +53,9 @@ fn only_models_of_the_list_are_shown() {
     fs::write(site.config().join("config.toml"), section("models = [\"secret\"]")).unwrap();
     let pid = Pid::from_raw(site.daemon.pid().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::HUP).unwrap();
-    eventually("the list has changed", || site.get("/v2/_catalog").json()["repositories"] == json!(["library/secret"]));
+    eventually("the list has changed", || {
+        site.get("/v2/_catalog").json()["repositories"] == json!(["library/secret"])
+    });
 }
 
 #[test]
@@ -69,7 +72,8 @@ fn blobs_are_shown_only_as_parts_of_models_that_are_shown() {
 
 #[test]
 fn models_that_some_user_may_not_read_are_not_shown() {
-    let rules = "[[policy.rules]]\naction = \"deny\"\nname = \"secret*\"\nusers = [4242]\nreason = \"a test\"";
+    let rules =
+        "[[policy.rules]]\naction = \"deny\"\nname = \"secret*\"\nusers = [4242]\nreason = \"a test\"";
     let site = Site::start_with(rules);
     site.add(&ModelFile::dense(1), &["tiny:1", "secret:1"]);
     // The model is one, so its other name tells of the denied one too.
@@ -127,15 +131,16 @@ fn token_is_required_if_there_is_a_file_of_tokens() {
         site.daemon.log().contains("(\"bob\"): GET \"/v2/tiny/manifests/1\": 200")
     });
     // Another blobd logs in, and pulls.
-    let other = TestDaemon::start();
+    let folder = tmpfs_directory();
+    let config = folder.path().join("config.toml");
+    fs::write(&config, "").unwrap();
+    let other = TestDaemon::start_at(&folder.path().join("store"), Some(&config));
+    let password = folder.path().join("password");
+    fs::write(&password, "0123456789abcdef").unwrap();
     let registry = site.address.to_string();
-    let login = ["login", &registry, "--user", "ann", "--password-stdin"];
     let mut command = other.command().command();
-    command.args(login);
-    let file = other.scratch().join("password");
-    fs::write(&file, "0123456789abcdef").unwrap();
-    command.stdin(fs::File::open(file).unwrap());
-    blobd_tests::command::run(&mut command).succeeds();
+    command.args(["login", &registry, "-u", "ann", "--password-stdin", "--config"]).arg(&config);
+    run(command.stdin(fs::File::open(password).unwrap())).succeeds();
     other.command().run(["pull", &format!("{registry}/library/tiny:1"), "--name", "tiny"]).succeeds();
 }
 
@@ -145,7 +150,7 @@ fn file_of_tokens_that_others_can_read_is_refused() {
     let config = folder.path().join("config.toml");
     fs::write(&config, section(&format!("tokens = {path:?}"))).unwrap();
     let blobd = Blobd::at_root(&folder.path().join("store")).configured_by(&config);
-    let run = blobd.line("serve").exits_with(2);
-    assert!(run.stderr.contains("can be read or changed by others"), "{}", run.stderr);
+    let refused = blobd.line("serve").exits_with(2);
+    assert!(refused.stderr.contains("can be read or changed by others"), "{}", refused.stderr);
     blobd.line("config show").exits_with(2);
 }
