@@ -11,7 +11,6 @@ use serde_json::{Value as Json, json};
 use super::members::{Named, check_names, value};
 use super::registries::is_host;
 use super::sections::{in_range, number};
-use super::settings::optional_path;
 use super::values::{self, Value};
 use super::{Config, Refusal};
 use crate::names::Names;
@@ -97,7 +96,7 @@ impl ServeConfig {
             ("serve.hosts", self.hosts.iter().map(|host| json!(host.0)).collect()),
             ("serve.models", json!(self.models)),
             ("serve.user", self.user.as_ref().map_or(Json::Null, |user| value(&user.member))),
-            ("serve.tokens", optional_path(self.tokens.as_deref())),
+            ("serve.tokens", self.tokens.as_ref().map_or(Json::Null, |path| json!(path.to_string_lossy()))),
             ("serve.max_connections", json!(self.max_connections)),
             ("serve.max_connections_per_client", json!(self.max_connections_per_client)),
         ]

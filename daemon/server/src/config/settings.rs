@@ -135,7 +135,7 @@ pub(crate) fn path(path: &Path) -> Value {
     json!(path.to_string_lossy())
 }
 
-pub(super) fn optional_path(given: Option<&Path>) -> Value {
+fn optional_path(given: Option<&Path>) -> Value {
     given.map_or(Value::Null, path)
 }
 

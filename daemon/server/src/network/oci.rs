@@ -5,6 +5,7 @@ use std::str::FromStr as _;
 
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::reference::Reference;
 use blobd_store_format::served_name;
 use hyper::header::{HeaderName, LINK, LOCATION, WWW_AUTHENTICATE};
 use hyper::http::request::Parts;
@@ -12,7 +13,7 @@ use hyper::{Method, StatusCode};
 use serde_json::json;
 
 use super::answer::{Answer, Answered, parameter};
-use crate::ops::{Found, View, Wanted};
+use crate::ops::{Found, OpError, View, Wanted};
 use crate::state::Daemon;
 
 /// The first part of all paths.
@@ -121,7 +122,7 @@ impl Asked<'_> {
                 return Ok(refusal(StatusCode::NOT_FOUND, "MANIFEST_UNKNOWN", &reason));
             }
             Found::Missing => {
-                let tags: Vec<&str> = tags.iter().map(|tag| tag.tag()).take(MAX_NAMED).collect();
+                let tags: Vec<&str> = tags.iter().map(Reference::tag).take(MAX_NAMED).collect();
                 let message = format!("no manifest {wanted:?} of {:?}; tags: {}", self.name, tags.join(", "));
                 return Ok(refusal(StatusCode::NOT_FOUND, "MANIFEST_UNKNOWN", &message));
             }
@@ -177,7 +178,7 @@ impl Asked<'_> {
         Ok(if filter.is_some() { answer.with(FILTERS_APPLIED, "artifactType") } else { answer })
     }
 
-    fn shown_tags(&self) -> Result<Vec<blobd_store_format::reference::Reference>, crate::ops::OpError> {
+    fn shown_tags(&self) -> Result<Vec<Reference>, OpError> {
         // The registry that a mirror's client would have asked.
         let host = parameter(self.request, "ns");
         self.view.tags(&self.daemon.store, self.name, host.as_deref())
