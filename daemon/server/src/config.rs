@@ -42,6 +42,7 @@ pub(crate) use self::settings::{Given, mode, path};
 use self::stores::PlacedPath;
 use crate::access::Access;
 use crate::names::Names;
+use crate::offer::Offer;
 use crate::policy::Policy;
 use crate::quotas::Quotas;
 use crate::transfer::TransferPolicy;
@@ -188,6 +189,11 @@ impl Config {
     /// Uses the name service if there are rules.
     pub(crate) fn policy(&self) -> Policy {
         self.policy.policy(self.location.as_deref())
+    }
+
+    /// Reads the file of tokens, and uses the name service if a user is named.
+    pub(crate) fn offer(&self) -> Result<Offer, ErrorBody> {
+        self.serve.offer(|key| self.place_of(key))
     }
 
     pub(crate) fn store_options(&self) -> StoreOptions {

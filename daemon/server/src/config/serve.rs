@@ -1,18 +1,18 @@
 //! The section `[serve]`: models for other machines.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::name_pattern::NamePattern;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
+use super::Refusal;
 use super::members::{Named, check_names, value};
 use super::registries::is_host;
 use super::sections::{in_range, number};
 use super::values::{self, Value};
-use super::{Config, Refusal};
 use crate::names::Names;
 use crate::offer::{Offer, Reader, Tokens};
 use crate::principal::Principal;
@@ -108,6 +108,24 @@ impl ServeConfig {
         Self { listen, max_connections, max_connections_per_client, ..self }
     }
 
+    /// Reads the file of tokens, and uses the name service if a user is named. `place_of` tells where a key is set.
+    pub(super) fn offer(&self, place_of: impl Fn(&str) -> String) -> Result<Offer, ErrorBody> {
+        let read = |path: &PathBuf| {
+            Tokens::read(path).map_err(|error| {
+                let (place, path) = (place_of("serve.tokens"), path.display());
+                ErrorBody::new(ErrorCode::InvalidRequest, format!("{place}: {path}: {error}")).with_hint(
+                    "the file belongs to the daemon's user or root; each of its lines is NAME:TOKEN",
+                )
+            })
+        };
+        Ok(Offer {
+            models: self.models.clone(),
+            reader: self.reader(),
+            hosts: self.hosts.iter().map(|host| host.0.clone()).collect(),
+            tokens: self.tokens.as_ref().map(read).transpose()?,
+        })
+    }
+
     fn reader(&self) -> Reader {
         let Some(Named { member: Member::User(user), .. }) = &self.user else { return Reader::EveryUser };
         let names = Names::system();
@@ -121,28 +139,11 @@ impl ServeConfig {
     }
 }
 
-impl Config {
-    /// Reads the file of tokens, and uses the name service if a user is named.
-    pub(crate) fn offer(&self) -> Result<Offer, ErrorBody> {
-        let ServeConfig { hosts, models, tokens, .. } = &self.serve;
-        let read = |path: &PathBuf| Tokens::read(path).map_err(|error| self.tokens_error(path, &error));
-        Ok(Offer {
-            models: models.clone(),
-            reader: self.serve.reader(),
-            hosts: hosts.iter().map(|host| host.0.clone()).collect(),
-            tokens: tokens.as_ref().map(read).transpose()?,
-        })
-    }
-
-    fn tokens_error(&self, path: &Path, error: &dyn std::error::Error) -> ErrorBody {
-        let (place, path) = (self.place_of("serve.tokens"), path.display());
-        ErrorBody::new(ErrorCode::InvalidRequest, format!("{place}: {path}: {error}"))
-            .with_hint("the file belongs to the daemon's user or root; each of its lines is NAME:TOKEN")
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use super::super::Config;
     use super::*;
 
     fn parse(text: &str) -> Result<Config, String> {
