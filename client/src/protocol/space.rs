@@ -10,13 +10,19 @@ use super::Time;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskUsage {
-    /// The sum of all models' files, as if nothing were shared.
+    /// The sum of the models' files, as if nothing were shared. A model with several names counts once, and missing
+    /// files count nothing.
     pub logical_bytes: u64,
     /// The size of blobs and recipes on disk.
     pub physical_bytes: u64,
-    /// The bytes saved by sharing: the logical bytes, less missing ones, minus those that the models need on disk; at
-    /// least zero.
+    /// What the models need of `physical_bytes`: the sum of the rows of models and of the shared one.
+    #[serde(default)]
+    pub stored_bytes: u64,
+    /// The bytes saved by sharing: `logical_bytes` minus `stored_bytes`, at least zero.
     pub saved_bytes: u64,
+    /// How many models there are: names of the same manifest are one model.
+    #[serde(default)]
+    pub model_count: u64,
     /// The bytes that `gc` would free.
     pub reclaimable_bytes: u64,
     /// The size on disk of unfinished imports and pulls.
@@ -56,8 +62,8 @@ pub struct DiskUsage {
     /// `rows`.
     #[serde(default)]
     pub disk_bytes: u64,
-    /// The disjoint parts of `disk_bytes`: models first, the largest first; then one row of each other kind, and
-    /// one per unfinished download.
+    /// The disjoint parts of `disk_bytes`: models first, the largest first, one row for all names of a model; then
+    /// one row of each other kind, and one per unfinished download.
     #[serde(default)]
     pub rows: Vec<UsageRow>,
     /// One entry per model, sorted by name.
@@ -76,9 +82,9 @@ pub struct ModelUsage {
     pub name: String,
     /// The sum of its files' sizes.
     pub logical_bytes: u64,
-    /// The bytes on disk that only this model keeps.
+    /// The bytes on disk that only this name keeps.
     pub unique_bytes: u64,
-    /// The bytes on disk that it shares with other models.
+    /// The bytes on disk that other names keep too.
     pub shared_bytes: u64,
     /// When it was last opened, if that is known.
     pub last_opened: Option<Time>,
@@ -133,9 +139,12 @@ pub struct QuarantinedBlob {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UsageRow {
     pub kind: UsageKind,
-    /// The name of the model; of a download, the name that it was pulled as, if that is known.
+    /// The first name of the model; of a download, the name that it was pulled as, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// The other names of the model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_names: Vec<String>,
     /// The digest of a download's file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,

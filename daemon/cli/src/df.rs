@@ -6,6 +6,7 @@ use blobd_cli_common::output::{Table, counted, human_bytes, or_dash, printable, 
 use blobd_cli_common::times::relative;
 use blobd_client::protocol::naming::TrashedModel;
 use blobd_client::protocol::space::{DiskUsage, ModelUsage, SharedWith, UsageKind, UsageRow, UserId};
+use blobd_store_format::size::{human_difference, limit_bytes};
 use blobd_store_format::text::one_line;
 use clap::Args;
 use serde::Serialize;
@@ -91,7 +92,14 @@ fn parts(usage: &DiskUsage, most: usize) -> Table {
         let label = counted(smaller.len(), "more model");
         table.row([label, human_bytes(bytes), "`blobd df -v` lists them".to_owned()]);
     }
-    for row in others.into_iter().filter(|row| row.bytes > 0) {
+    let others = others.into_iter().filter(|row| row.bytes > 0 && row.kind != UsageKind::Reserve);
+    for row in others {
+        table.row([label(row), human_bytes(row.bytes), remark(row, usage).to_owned()]);
+    }
+    let reserve = usage.rows.iter().filter(|row| row.kind == UsageKind::Reserve && row.bytes > 0);
+    for row in reserve {
+        let store = usage.disk_bytes.saturating_sub(row.bytes);
+        table.row(["store".to_owned(), human_bytes(store), String::new()]);
         table.row([label(row), human_bytes(row.bytes), remark(row, usage).to_owned()]);
     }
     table.row(["total".to_owned(), human_bytes(usage.disk_bytes), String::new()]);
@@ -101,7 +109,11 @@ fn parts(usage: &DiskUsage, most: usize) -> Table {
 fn label(row: &UsageRow) -> String {
     let file = || row.digest.map(Digest::short).unwrap_or_default();
     match row.kind {
-        UsageKind::Model => row.name.clone().unwrap_or_default(),
+        UsageKind::Model => {
+            let name = row.name.clone().unwrap_or_default();
+            let others = row.other_names.len();
+            if others == 0 { name } else { format!("{name} and {}", counted(others, "other name")) }
+        }
         UsageKind::Shared => "shared".to_owned(),
         UsageKind::InUse => "in use".to_owned(),
         UsageKind::Download => format!("download of {}", row.name.clone().unwrap_or_else(file)),
@@ -146,23 +158,27 @@ fn notes(usage: &DiskUsage) -> impl Iterator<Item = String> + '_ {
 }
 
 fn limits(usage: &DiskUsage) -> Vec<String> {
-    let DiskUsage { logical_bytes, saved_bytes, used_bytes, .. } = usage;
+    let DiskUsage { logical_bytes, stored_bytes, saved_bytes, used_bytes, .. } = usage;
     let percent = |part: u64, whole: u64| {
         let percent = u128::from(part).saturating_mul(100).checked_div(whole.into());
         percent.map_or_else(String::new, |percent| format!(" ({percent} %)"))
     };
-    let (logical, saved) = (human_bytes(*logical_bytes), human_bytes(*saved_bytes));
-    let share = percent(*saved_bytes, *logical_bytes);
-    let models = format!("models  {logical} without sharing, which saves {saved}{share}");
-    let models = if usage.models.is_empty() { "models  none".to_owned() } else { models };
+    let models = if usage.models.is_empty() {
+        "models  none".to_owned()
+    } else {
+        let [files, stored, saved] = human_difference(*logical_bytes, *stored_bytes);
+        let share = percent(*saved_bytes, *logical_bytes);
+        let count = usize::try_from(usage.model_count).unwrap_or(usize::MAX);
+        format!("models  {}: {files} as files, {stored} stored, {saved} saved{share}", counted(count, "model"))
+    };
     let quota = usage.quota_bytes.map_or_else(
         || "none".to_owned(),
         |quota| {
             let (used, share) = (human_bytes(*used_bytes), percent(*used_bytes, quota));
-            format!("{used} of {} used{share}{}", human_bytes(quota), watermarks(usage))
+            format!("{used} of {} used{share}{}", limit_bytes(quota), watermarks(usage))
         },
     );
-    let (free, kept) = (human_bytes(usage.free_bytes), human_bytes(usage.min_free_bytes));
+    let (free, kept) = (human_bytes(usage.free_bytes), limit_bytes(usage.min_free_bytes));
     let disk = format!("disk    {free} free, of which the store leaves {kept} free (min_free)");
     vec![models, format!("quota   {quota}"), disk]
 }
@@ -259,6 +275,7 @@ mod tests {
         UsageRow {
             kind,
             name: name.map(str::to_owned),
+            other_names: Vec::new(),
             digest: None,
             bytes,
             size: Some(bytes),
@@ -296,7 +313,9 @@ mod tests {
             min_free_bytes,
             used_bytes,
             logical_bytes: LARGE * 30,
+            stored_bytes: LARGE * 23,
             saved_bytes: LARGE * 7,
+            model_count: 300,
             models: vec![ModelUsage {
                 name: "hf.co/user/repo:Q4_K_M".to_owned(),
                 logical_bytes: LARGE,
@@ -366,8 +385,8 @@ mod tests {
     #[test]
     fn quota_is_shown_with_its_share_and_watermarks() {
         let lines = limits(&usage());
-        assert!(lines[0].contains("saves 6.99 TiB (23 %)"), "{lines:?}");
-        assert!(lines[1].contains("20.0 TiB of 23.0 TiB used (86 %); eviction above 22.0 TiB"), "{lines:?}");
+        assert!(lines[0] == "models  300 models: 30.0 TiB as files, 23.0 TiB stored, 7.0 TiB saved (23 %)", "{lines:?}");
+        assert!(lines[1].contains("20.0 TiB of 23529 GiB used (86 %); eviction above 22.0 TiB"), "{lines:?}");
         assert_eq!(limits(&DiskUsage::default())[..2], ["models  none", "quota   none"]);
     }
 }

@@ -8,7 +8,7 @@ use blobd_cli_common::times::relative;
 use blobd_cli_common::{Global, lost_models};
 use blobd_client::protocol::request::GcParams;
 use blobd_client::protocol::upkeep::{EvictionPlan, GcItem, GcReason, GcReport, QuarantinedItem, Unlisted};
-use blobd_store_format::size::parse_size;
+use blobd_store_format::size::{limit_bytes, parse_size};
 use clap::Args;
 
 use crate::{Client, Digest, ErrorBody};
@@ -175,7 +175,7 @@ fn render_eviction(plan: &EvictionPlan) -> String {
 fn eviction_summary(plan: &EvictionPlan) -> String {
     let used = human_bytes(plan.used_bytes);
     let used = match plan.quota_bytes {
-        Some(quota) => format!("{used} of a quota of {} used", human_bytes(quota)),
+        Some(quota) => format!("{used} of a quota of {} used", limit_bytes(quota)),
         None => format!("{used} used, no quota"),
     };
     let (needed, freed) = (human_bytes(plan.needed_bytes), human_bytes(plan.freed_bytes));

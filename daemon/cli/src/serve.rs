@@ -3,7 +3,7 @@
 use blobd_cli_common::connect::{
     client_error, connect, connect_for_checks, load_settings, print_result, refuse_silent_socket,
 };
-use blobd_cli_common::output::{human_bytes, printable};
+use blobd_cli_common::output::printable;
 use blobd_cli_common::{Global, usage};
 use blobd_client::protocol::request::LimitParams;
 use blobd_client::protocol::upkeep::{Health, HealthStatus};
@@ -120,7 +120,7 @@ pub(super) fn limit(global: &Global, args: &LimitArgs) -> Result<(), ErrorBody> 
     let limit = limit.map_err(client_error)?;
     print_result(global, &limit, |limit| match limit.bytes_per_second {
         None => "no limit\n".to_owned(),
-        Some(rate) => format!("{} per second\n", human_bytes(rate)),
+        Some(rate) => size::exact_rate(rate) + "\n",
     })
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use blobd_cli_common::output::Table;
 use blobd_client::protocol::space::DiskUsage;
-use blobd_store_format::size::human_bytes;
+use blobd_store_format::size::{human_bytes, human_difference};
 use serde::Serialize;
 
 use super::reader::{MemoryUse, Opened};
@@ -36,6 +36,7 @@ pub(super) struct Figures {
     pulled_bytes: u64,
     logical_bytes: u64,
     physical_bytes: u64,
+    stored_bytes: u64,
     saved_bytes: u64,
     models: usize,
     blobs: u64,
@@ -60,6 +61,7 @@ pub(super) fn figures(findings: &Findings, elapsed: Duration) -> Figures {
         pulled_bytes: pulled.bytes,
         logical_bytes: disk.logical_bytes,
         physical_bytes: disk.physical_bytes,
+        stored_bytes: disk.stored_bytes,
         saved_bytes: disk.saved_bytes,
         models: disk.models.len(),
         blobs: disk.blob_count,
@@ -107,15 +109,14 @@ pub(super) fn memory_table(readings: &[Reading]) -> String {
 
 pub(super) fn summary(findings: &Findings, elapsed: Duration) -> Vec<(&'static str, String)> {
     let Findings { pulled, disk, readings } = findings;
-    let DiskUsage { logical_bytes, physical_bytes, saved_bytes, blob_count, models, .. } = disk;
-    let [logical, physical, saved] =
-        [logical_bytes, physical_bytes, saved_bytes].map(|bytes| human_bytes(*bytes));
+    let DiskUsage { logical_bytes, stored_bytes, saved_bytes, blob_count, model_count, .. } = disk;
+    let [files, stored, saved] = human_difference(*logical_bytes, *stored_bytes);
     let memory = memory_of_all(readings);
     let [weights, copies] = [memory.weights_pss_bytes, memory.weights_rss_bytes].map(human_bytes);
     vec![
         ("pulled over HTTP", format!("{} in {}", human_bytes(pulled.bytes), seconds(pulled.time))),
-        ("logical size", format!("{logical} in {} models", models.len())),
-        ("physical size", format!("{physical} in {blob_count} blobs")),
+        ("as files", format!("{files} in {model_count} models")),
+        ("stored", format!("{stored} in {blob_count} blobs")),
         ("saved by sharing", format!("{saved} ({} %)", percent(*saved_bytes, *logical_bytes))),
         ("time to open", time_to_open(readings)),
         ("RSS of the readers", each(readings, |memory| memory.rss_bytes)),
@@ -192,6 +193,7 @@ mod tests {
         let disk = DiskUsage {
             logical_bytes: 200 << 20,
             physical_bytes: 100 << 20,
+            stored_bytes: 100 << 20,
             saved_bytes: 100 << 20,
             blob_count: 1234,
             ..DiskUsage::default()
@@ -218,7 +220,7 @@ mod tests {
         let summary = summary(&findings(), Duration::from_secs(12));
         let fact = |name| summary.iter().find(|(known, _)| *known == name).unwrap().1.as_str();
         assert_eq!(fact("time to open"), format!("1.23 ms for 291 tensors, median of 6{BUILD}"));
-        assert_eq!(fact("saved by sharing"), "100 MiB (50 %)");
+        assert_eq!(fact("saved by sharing"), "100.0 MiB (50 %)");
         assert_eq!(fact("PSS of the readers"), "512 MiB + 512 MiB = 1.00 GiB");
     }
 

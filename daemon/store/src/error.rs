@@ -7,7 +7,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::ManifestError;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::similar_names::not_in_the_store;
-use blobd_store_format::size::human_bytes;
+use blobd_store_format::size::{self, human_bytes, limit_bytes};
 use serde::Serialize;
 
 use crate::lock_file::LockHolder;
@@ -208,7 +208,8 @@ fn from(origin: Option<&str>) -> String {
 
 fn too_little_left(limit_bytes: u64, used_bytes: u64, needed_bytes: u64) -> String {
     let left_bytes = limit_bytes.saturating_sub(used_bytes);
-    let [limit, used, needed, left] = [limit_bytes, used_bytes, needed_bytes, left_bytes].map(human_bytes);
+    let limit = size::limit_bytes(limit_bytes);
+    let [used, needed, left] = [used_bytes, needed_bytes, left_bytes].map(human_bytes);
     format!("{limit} and {used} are used; this needs {needed}, {left} are left")
 }
 
@@ -222,7 +223,7 @@ fn adder_expected(adder: Option<u32>) -> String {
 /// Explains why fewer bytes are available than the file system has free.
 fn why_less_is_available(free_bytes: u64, available_bytes: u64, min_free_bytes: u64) -> String {
     let free = human_bytes(free_bytes);
-    let kept = human_bytes(min_free_bytes);
+    let kept = limit_bytes(min_free_bytes);
     let taken = free_bytes.saturating_sub(min_free_bytes).saturating_sub(available_bytes);
     match (min_free_bytes, taken) {
         (0, 0) => String::new(),
@@ -325,7 +326,7 @@ mod tests {
             )
         };
         assert_eq!(no_space(two, two, 0), start(two));
-        let kept = format!(": {} free, {} of it kept free by min_free", human_bytes(three), human_bytes(two));
+        let kept = format!(": {} free, {} of it kept free by min_free", human_bytes(three), limit_bytes(two));
         assert_eq!(no_space(three, mib, two), format!("{}{kept}", start(mib)));
         let taken = format!("{kept}, {} reserved for imports and pulls", human_bytes(mib));
         assert_eq!(no_space(three, 0, two), format!("{}{taken}", start(0)));

@@ -148,7 +148,7 @@ impl Verbs for Commands {
     }
 
     fn eviction_plan(&self, bytes: Option<u64>) -> Result<EvictionPlan, ErrorBody> {
-        let wanted = bytes.map_or_else(String::new, |bytes| format!("={bytes}"));
+        let wanted = bytes.map_or_else(String::new, |bytes| format!("={bytes}B"));
         self.json(&["gc", &format!("--plan-eviction{wanted}")])
     }
 

@@ -158,7 +158,7 @@ fn quota_and_transfer_limits_change_without_a_restart() {
     let configured = Configured::start("[scrub]\nrate_bytes_per_second = 0\n");
     let model = ModelFile::dense_of(1, 2, 128).write_to(configured.daemon.scratch(), "m.gguf");
     let import = ["import".as_ref(), model.as_os_str()];
-    let log = configured.reload("[space]\nquota = 4096\n[transfer]\nlimit_rate = \"3 MiB\"\n");
+    let log = configured.reload("[space]\nquota = \"4096 B\"\n[transfer]\nlimit_rate = \"3 MiB\"\n");
     assert!(log.contains("space.quota: null before, \"4 KiB\" now"), "{log}");
     assert!(log.contains("scrub.rate_bytes_per_second: 0 before"), "{log}");
     configured.daemon.command().run(import).exits_with(6);
@@ -187,9 +187,9 @@ fn file_with_an_error_changes_nothing() {
     let configured = Configured::start("[space]\nquota = \"3 GiB\"\n");
     let log = configured.reload("[space]\nquota = -5\n");
     assert!(log.contains("the configuration stays as it is: ") && log.contains("config.toml:2:9"), "{log}");
-    let log = configured.reload("[mirrors]\n\"x\" = \"ftp://y\"\n[space]\nquota = 1\n");
+    let log = configured.reload("[mirrors]\n\"x\" = \"ftp://y\"\n[space]\nquota = \"1 B\"\n");
     assert!(log.contains("the configuration stays as it is: "), "{log}");
-    fs::write(&configured.config, "[space]\nquota = 1\n").unwrap();
+    fs::write(&configured.config, "[space]\nquota = \"1 B\"\n").unwrap();
     let (_, used) = configured.setting("space.quota");
     assert_eq!(used, Some("3 GiB".into()));
 }
@@ -198,7 +198,7 @@ fn file_with_an_error_changes_nothing() {
 #[test]
 fn refused_file_is_logged_without_its_password_and_without_changes() {
     let configured = Configured::start("[space]\nquota = \"3 GiB\"\n");
-    let wrong = "[mirrors]\n\"mir.example\" = \"https://user:s3cret@127.0.0.1:1/x\"\n[space]\nquota = 1\n";
+    let wrong = "[mirrors]\n\"mir.example\" = \"https://user:s3cret@127.0.0.1:1/x\"\n[space]\nquota = \"1 B\"\n";
     let log = configured.reload(wrong);
     let error = "config.toml:2:17: mirrors.mir.example: expected a URL such as";
     assert!(log.contains("the configuration stays as it is: ") && log.contains(error), "{log}");
@@ -207,7 +207,7 @@ fn refused_file_is_logged_without_its_password_and_without_changes() {
     let run = blobd.line("config show").exits_with(2);
     assert!(run.stderr.contains(error) && !run.stderr.contains("s3cret"), "{}", run.stderr);
     // What only the start of the daemon finds.
-    let log = configured.reload("ca_files = [\"/nonexistent/ca.pem\"]\n[space]\nquota = 1\n");
+    let log = configured.reload("ca_files = [\"/nonexistent/ca.pem\"]\n[space]\nquota = \"1 B\"\n");
     assert!(log.contains("config.toml:1:13: ca_files: /nonexistent/ca.pem: "), "{log}");
     assert!(!log.contains(" before, "), "{log}");
     assert_eq!(log.matches("name PEM files").count(), 1, "the hint once: {log}");

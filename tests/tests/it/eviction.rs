@@ -32,7 +32,7 @@ impl Limited {
         let quota = unit() * tenths / 10;
         let folder = tmpfs_directory();
         let config = folder.path().join("config.toml");
-        fs::write(&config, format!("[space]\nquota = {quota}\nmin_free = 0\n{line}\n")).unwrap();
+        fs::write(&config, format!("[space]\nquota = \"{quota} B\"\nmin_free = 0\n{line}\n")).unwrap();
         let variable = format!("BLOBD_CONFIG={}", config.display());
         let daemon = TestDaemon::start_under(&["env", &variable], folder);
         Self { daemon, registry: FakeRegistry::start().unwrap() }
@@ -67,7 +67,7 @@ impl Limited {
     }
 
     fn plan(&self, bytes: u64) -> Json {
-        self.daemon.command().line(&format!("gc --plan-eviction={bytes} --json")).succeeds().json()
+        self.daemon.command().line(&format!("gc --plan-eviction={bytes}B --json")).succeeds().json()
     }
 
     fn check_whole(&self, name: &str, seed: u64) {

@@ -162,7 +162,7 @@ fn slow_pulls_delay_no_other_user_and_no_import() {
     let (other, greedy) = names.split_last().unwrap();
     let mut crawling: Vec<_> = greedy
         .iter()
-        .map(|name| Background::start(&daemon, Some(GREEDY), &["pull", name, "--limit-rate", "1"]))
+        .map(|name| Background::start(&daemon, Some(GREEDY), &["pull", name, "--limit-rate", "1B"]))
         .collect();
     eventually("one user's limit of pulls is reached", || content_fetches(&registry) >= 4);
     let mine = readable_model(&daemon, 91, "mine.gguf");

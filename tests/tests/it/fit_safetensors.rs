@@ -64,16 +64,16 @@ fn weights_and_cache_of_a_folder_are_those_of_its_files() {
     assert!(notes.contains("transformers and vLLM") && notes.contains("not counted"), "{notes}");
     for (query, options) in [
         ("context=1000&vram_bytes=1073741824", "--ctx 1000 --vram 1GiB"),
-        ("vram_bytes=60000", "--vram 60000"),
+        ("vram_bytes=60000", "--vram 60000B"),
         (
             "context=0&parallel=2&cache_type_v=f32&vram_bytes=90000",
-            "--ctx 0 --parallel 2 --cache-type-v f32 --vram 90000",
+            "--ctx 0 --parallel 2 --cache-type-v f32 --vram 90000B",
         ),
     ] {
         assert_eq!(ask(&daemon, query), (200, fit(&daemon, options).1), "{query}");
     }
     let largest = answer["required_bytes"].as_u64().unwrap();
-    let (code, exact) = fit(&daemon, &format!("--vram {largest}"));
+    let (code, exact) = fit(&daemon, &format!("--vram {largest}B"));
     assert_eq!((code, &exact["max_context"]), (1, &json!(1000)), "the default context is 2048");
     let text = daemon.command().run(["fit", "folder", "--layers", "--vram", "1GiB"]).succeeds().text();
     assert!(text.contains("graph not counted") && !text.contains("options"), "{text}");

@@ -83,7 +83,7 @@ fn eviction_is_recorded() {
     fs::write(&config, "[space]\nevict = \"all\"\nquota = \"1 GiB\"\n").unwrap();
     import(1, "m");
     let used = blobd.line("df --json").succeeds().json()["used_bytes"].as_u64().unwrap();
-    fs::write(&config, format!("[space]\nevict = \"all\"\nquota = \"{}\"\n", used * 3 / 2)).unwrap();
+    fs::write(&config, format!("[space]\nevict = \"all\"\nquota = \"{} B\"\n", used * 3 / 2)).unwrap();
     import(2, "n");
     let history = blobd.line("history m --json").succeeds().json();
     assert_eq!(history["changes"][0]["verb"], "evict", "{history}");

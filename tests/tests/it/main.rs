@@ -90,6 +90,7 @@ mod requests;
 mod residency;
 mod rights;
 mod routes;
+mod savings;
 mod serve;
 mod service;
 mod shells;

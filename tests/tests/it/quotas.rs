@@ -116,7 +116,7 @@ impl Shared {
 }
 
 fn hard(uid: u32, bytes: u64) -> String {
-    format!("[quotas.users.{uid}]\nhard = {bytes}\n")
+    format!("[quotas.users.{uid}]\nhard = \"{bytes} B\"\n")
 }
 
 /// Asserts that the quota has refused it.
@@ -176,10 +176,10 @@ fn soft_quota_adds_a_note_and_a_line_of_the_log() {
     if !can_be_others() {
         return;
     }
-    let shared = Shared::start(&format!("[quotas.users.{ANN}]\nsoft = 1000\nhard = \"1 GiB\"\n"));
+    let shared = Shared::start(&format!("[quotas.users.{ANN}]\nsoft = '1000 B'\nhard = \"1 GiB\"\n"));
     let imported = shared.import(ANN, 1, "a1").succeeds().json();
     let notes = imported["imported"][0]["notes"].to_string();
-    assert!(notes.contains("soft quota: ") && notes.contains("1.00 GiB"), "{imported}");
+    assert!(notes.contains("soft quota: ") && notes.contains("1 GiB"), "{imported}");
     let run = shared.run(ANN, &["import", &shared.file(2), "--name", "a2"]).succeeds();
     assert!(run.text().contains("note: soft quota: "), "{}", run.text());
     let line = format!("uid={ANN}");
@@ -280,18 +280,18 @@ fn quotas_are_by_user_by_group_and_by_default() {
     let shared = Shared::start("");
     let path = shared.file(1);
     let import = |gid, name| shared.run_in_group(ANN, gid, &["import", &path, "--name", name, "--json"]);
-    shared.set_quotas("[quotas]\ndefault = { hard = 1000 }\n");
+    shared.set_quotas("[quotas]\ndefault = { hard = '1000 B' }\n");
     is_over_quota(import(ANN, "a"));
-    shared.set_quotas(&format!("[quotas.default]\nhard = 1000\n[quotas.groups.{GROUP}]\nhard = \"1 GiB\"\n"));
+    shared.set_quotas(&format!("[quotas.default]\nhard = '1000 B'\n[quotas.groups.{GROUP}]\nhard = \"1 GiB\"\n"));
     is_over_quota(import(ANN, "a"));
     import(GROUP, "a").succeeds();
-    shared.set_quotas(&format!("[quotas.groups.{GROUP}]\nhard = 1000\n"));
+    shared.set_quotas(&format!("[quotas.groups.{GROUP}]\nhard = '1000 B'\n"));
     let path = shared.file(2);
     let import = |gid, name| shared.run_in_group(ANN, gid, &["import", &path, "--name", name, "--json"]);
     is_over_quota(import(GROUP, "b"));
     import(ANN, "b").succeeds();
     // An administrator has a quota only by an entry of its own.
-    shared.set_quotas("[quotas.default]\nhard = 1000\n");
+    shared.set_quotas("[quotas.default]\nhard = '1000 B'\n");
     let as_root =
         |seed, name| shared.daemon.command().run(["import", &shared.file(seed), "--name", name, "--json"]);
     as_root(3, "c").succeeds();
@@ -314,7 +314,7 @@ fn shared_quota_of_a_group_counts_members_who_are_not_connected() {
     import(ANN, GROUP, 1).succeeds();
     let one = shared.own(ANN).charged_bytes;
     let limit = one * 5 / 2;
-    shared.set_quotas(&format!("[quotas.groups.{GROUP}]\ntogether = {{ soft = 1, hard = {limit} }}\n"));
+    shared.set_quotas(&format!("[quotas.groups.{GROUP}]\ntogether = {{ soft = '1 B', hard = '{limit} B' }}\n"));
     let imported = import(BOB, GROUP, 2).succeeds().json();
     assert!(imported["imported"][0]["notes"].to_string().contains("group 64390"), "{imported}");
     let error = import(BOB, GROUP, 3).exits_with(6).error();

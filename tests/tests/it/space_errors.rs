@@ -39,7 +39,7 @@ impl Fixture {
 
     /// Runs a command with a quota of so many bytes above what is used now.
     fn run_with_spare(&self, spare: u64, words: &[&str]) -> Run {
-        self.run_with(&format!("quota = {}", self.used() + spare), words)
+        self.run_with(&format!("quota = \"{} B\"", self.used() + spare), words)
     }
 
     fn used(&self) -> u64 {
@@ -125,7 +125,7 @@ fn import_that_eviction_cannot_help_says_what_that_would_free() {
     fixture.import(&ModelFile::dense(1), "m");
     fixture.blobd.line("pin m").succeeds();
     let file = fixture.file(&ModelFile::dense(3));
-    let space = format!("quota = {}\nevict = \"all\"", fixture.used());
+    let space = format!("quota = \"{} B\"\nevict = \"all\"", fixture.used());
     let hint = hint(fixture.run_with(&space, &["import", "--json", "--name", "n", &file]));
     assert!(hint.contains("evicting models nothing"), "{hint}");
 }
@@ -146,20 +146,20 @@ fn dry_run_of_a_pull_says_whether_there_is_enough_space() {
     let size = model.bytes().len() as u64;
     assert!((size..size + (1 << 20)).contains(&needed), "{needed} for {size}");
     let used = fixture.used();
-    let short = plan(&format!("quota = {}", used + 4096));
+    let short = plan(&format!("quota = \"{} B\"", used + 4096));
     assert_eq!(short["enough_space"], false);
     let space = &short["space"];
     assert_eq!((&space["limit"], &space["available_bytes"]), (&"quota".into(), &4096.into()));
     assert_eq!(space["missing_bytes"].as_u64(), Some(needed - 4096));
     assert_eq!(space["reclaimable_bytes"].as_u64(), Some(freed));
     // The pull fails as announced, and succeeds with the bytes that were announced.
-    fixture.run_with(&format!("quota = {}", used + 4096), &["pull", &name]).exits_with(6);
-    let text = fixture.run_with(&format!("quota = {used}"), &["pull", "--dry-run", &name]).succeeds().text();
+    fixture.run_with(&format!("quota = \"{} B\"", used + 4096), &["pull", &name]).exits_with(6);
+    let text = fixture.run_with(&format!("quota = \"{used} B\""), &["pull", "--dry-run", &name]).succeeds().text();
     let expected = format!("not enough space: {} of space needed, 0 B available of the quota", human(needed));
     assert!(text.contains(&expected) && text.contains(&freed_by_gc(freed)), "{text}");
-    let evicting = plan(&format!("quota = {used}\nevict = \"all\""));
+    let evicting = plan(&format!("quota = \"{used} B\"\nevict = \"all\""));
     assert_eq!(evicting["enough_space"], fixture.used().ge(&needed));
-    fixture.run_with(&format!("quota = {}", used + needed + (64 << 10)), &["pull", &name]).succeeds();
+    fixture.run_with(&format!("quota = \"{} B\"", used + needed + (64 << 10)), &["pull", &name]).succeeds();
 }
 
 /// Space for a few records, but for no tensor.
@@ -215,7 +215,7 @@ fn import_of_a_file_that_is_stored_evicts_nothing() {
     fixture.import(&ModelFile::dense_of(1, 3, 128), "m");
     fixture.import(&ModelFile::dense_of(2, 3, 128), "other");
     let file = fixture.file(&ModelFile::dense_of(1, 3, 128));
-    let space = format!("quota = {}\nevict = \"all\"", fixture.used() + RECORDS);
+    let space = format!("quota = \"{} B\"\nevict = \"all\"", fixture.used() + RECORDS);
     let done = fixture.run_with(&space, &["import", "--json", "--name", "n", &file]).succeeds().json();
     assert_eq!(done["imported"][0].get("evicted"), None, "{done}");
     let count = fixture.blobd.line("ls --json").succeeds().json()["models"].as_array().unwrap().len();

@@ -56,7 +56,7 @@ impl Web {
         response
     }
 
-    fn key(&self) -> String {
+    pub(super) fn key(&self) -> String {
         let (host, token) = (self.host(), &self.token);
         let length = token.len();
         let response = self.send(&format!(
@@ -66,7 +66,7 @@ impl Web {
         serde_json::from_str::<Json>(body).unwrap()["key"].as_str().unwrap().to_owned()
     }
 
-    fn ask(&self, question: &str, key: &str) -> Json {
+    pub(super) fn ask(&self, question: &str, key: &str) -> Json {
         let host = self.host();
         let response = self.send(&format!(
             "GET /api/{question} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nX-Blobd-Key: {key}\r\n\r\n"

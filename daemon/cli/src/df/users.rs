@@ -2,6 +2,7 @@
 
 use blobd_cli_common::output::{Table, human_bytes, or_dash, printable};
 use blobd_client::protocol::space::{ChargedUser, QuotaState, UserLimits, UserUsage};
+use blobd_store_format::size::limit_bytes;
 
 pub(super) fn render(usage: &UserUsage, width: usize) -> String {
     let columns = ["USER", "UID", "CHARGED", "UNIQUE", "SHARED", "MODELS", "QUOTA", "STATE"];
@@ -38,7 +39,7 @@ fn name(user: &ChargedUser) -> String {
 
 /// `80.0 GiB / 100 GiB`: soft and hard.
 fn limits(limits: UserLimits) -> String {
-    let size = |limit: Option<u64>| or_dash(limit.map(human_bytes));
+    let size = |limit: Option<u64>| or_dash(limit.map(limit_bytes));
     format!("{} / {}", size(limits.soft_bytes), size(limits.hard_bytes))
 }
 

@@ -345,6 +345,10 @@ mod tests {
             ("[space]\nquota = -5", "c.toml:2:9: space.quota: SIZE, found -5"),
             ("[space]\nquota = true", "c.toml:2:9: space.quota: SIZE, found true"),
             ("[space]\nquota = 1.5", "c.toml:2:9: space.quota: SIZE, found 1.5"),
+            (
+                "[space]\nquota = 20",
+                "c.toml:2:9: space.quota: expected a unit in quotes: 20MiB or 20GiB, or 20B for bytes, found 20",
+            ),
             ("[space]\nquota = []", "c.toml:2:9: space.quota: SIZE, found a list"),
             ("[space]\nquota = \"much\"", "c.toml:2:9: space.quota: SIZE, found \"much\""),
             (
@@ -385,7 +389,7 @@ mod tests {
             ("single_user = \"map\"", "c.toml:1:15: single_user: expected true or false, found \"map\""),
             ("space = 5", "c.toml:1:9: space: expected a section such as [space], found 5"),
         ] {
-            let message = message.replace("SIZE", "expected a size such as \"200 GiB\" or a number of bytes");
+            let message = message.replace("SIZE", "expected a size such as \"200 GiB\"");
             assert_eq!(error(text).0, message, "{text}");
         }
     }
@@ -413,7 +417,7 @@ mod tests {
 
     #[test]
     fn values_that_contradict_each_other_are_named_with_their_place() {
-        let (message, _) = error("[space]\nquota = 1\nlow_watermark = 96");
+        let (message, _) = error("[space]\nquota = '1 B'\nlow_watermark = 96");
         assert!(message.starts_with("c.toml:3:1: space.low_watermark: expected low_watermark to be at most high_watermark, found 96"), "{message}");
         let (message, _) = error("[space]\nevict = \"all\"");
         assert!(

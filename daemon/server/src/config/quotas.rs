@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use blobd_store_format::size::parse_size;
+use blobd_store_format::size::exact_bytes;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use toml::Spanned;
 
 use super::members::{Named, check_names};
-use super::values::{Size, Value as _, optional_size, size_text};
+use super::values::{Size, Value as _, optional_size};
 use super::{Refusal, values};
 use crate::names::Names;
 use crate::quotas::{GroupQuota, Quotas, UserQuota};
@@ -27,7 +27,7 @@ pub(crate) struct QuotasConfig {
     groups: Vec<(Named, GroupLimits)>,
 }
 
-/// Sizes are numbers of bytes or strings such as `"200 GiB"`.
+/// Sizes are strings such as `"200 GiB"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(
     deny_unknown_fields,
@@ -69,10 +69,11 @@ impl<'de> Deserialize<'de> for Together {
 struct TogetherVisitor;
 
 impl TogetherVisitor {
-    fn hard<E: Error>(self, found: Unexpected<'_>, bytes: Option<u64>) -> Result<Together, E> {
-        match bytes {
-            Some(bytes) => Ok(Together(QuotaLimits { soft: None, hard: Some(bytes) })),
-            None => Err(E::invalid_value(found, &self)),
+    fn hard<E: Error>(self, found: Unexpected<'_>, text: &str) -> Result<Together, E> {
+        match Size::parse(text) {
+            Ok(bytes) => Ok(Together(QuotaLimits { soft: None, hard: Some(bytes) })),
+            Err(expected) if expected == Size::EXPECTED => Err(E::invalid_value(found, &self)),
+            Err(expected) => Err(E::invalid_value(found, &&*expected)),
         }
     }
 }
@@ -82,20 +83,20 @@ impl<'de> Visitor<'de> for TogetherVisitor {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "a size such as \"10 TiB\", a number of bytes, or a table such as { soft = \"9 TiB\", hard = \"10 TiB\" }",
+            "a size such as \"10 TiB\", or a table such as { soft = \"9 TiB\", hard = \"10 TiB\" }",
         )
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<Together, E> {
-        self.hard(Unexpected::Signed(number), u64::try_from(number).ok())
+        self.hard(Unexpected::Signed(number), &number.to_string())
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<Together, E> {
-        self.hard(Unexpected::Unsigned(number), Some(number))
+        self.hard(Unexpected::Unsigned(number), &number.to_string())
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Together, E> {
-        self.hard(Unexpected::Str(text), parse_size(text).ok())
+        self.hard(Unexpected::Str(text), text)
     }
 
     fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Together, M::Error> {
@@ -158,7 +159,7 @@ impl QuotaLimits {
             return Ok(());
         }
         let whose = of.map_or_else(String::new, |named| format!("{}: ", &named.member));
-        let (soft, hard) = (size_text(soft), size_text(hard));
+        let (soft, hard) = (exact_bytes(soft), exact_bytes(hard));
         let what = format!("{whose}expected soft to be at most hard, found soft {soft} and hard {hard}");
         Err(Refusal { start: of.map(|named| named.start), ..Refusal::new(key, what) })
     }
@@ -242,26 +243,26 @@ mod tests {
     }
 
     const ALL: &str = "[quotas]\ndefault = { soft = \"80 GiB\", hard = \"100 GiB\" }\n\
-                       [quotas.users]\nann = { hard = 5 }\n1007 = {}\n\
-                       [quotas.groups.staff]\nsoft = \"1 TiB\"\n[quotas.groups.\"@9\"]\nhard = 3\n";
+                       [quotas.users]\nann = { hard = '5 B' }\n1007 = {}\n\
+                       [quotas.groups.staff]\nsoft = \"1 TiB\"\n[quotas.groups.\"@9\"]\nhard = '3 B'\n";
 
     #[test]
     fn quotas_are_of_everyone_of_users_and_of_groups() {
         let config = parse(ALL);
         let values: BTreeMap<_, _> = config.values().into_iter().collect();
         assert_eq!(values["quotas.default"], json!({ "soft": "80 GiB", "hard": "100 GiB" }));
-        assert_eq!(values["quotas.users"], json!({ "ann": { "hard": 5 }, "1007": {} }));
-        assert_eq!(values["quotas.groups"], json!({ "staff": { "soft": "1 TiB" }, "9": { "hard": 3 } }));
+        assert_eq!(values["quotas.users"], json!({ "ann": { "hard": "5 B" }, "1007": {} }));
+        assert_eq!(values["quotas.groups"], json!({ "staff": { "soft": "1 TiB" }, "9": { "hard": "3 B" } }));
         config.check(names).unwrap();
         assert_eq!(config.quotas().users.get(&1007), Some(&UserQuota::default()));
         assert_eq!(parse("").quotas(), Quotas::default());
-        parse("[quotas.default]\nhard = 1").check(|| panic!("the names are not needed")).unwrap();
+        parse("[quotas.default]\nhard = '1 B'").check(|| panic!("the names are not needed")).unwrap();
     }
 
     #[test]
     fn group_has_limits_of_each_member_and_of_all_together() {
         let text = "[quotas.groups]\nlab = { hard = \"1 GiB\", together = \"10 TiB\" }\n\
-                    1008 = { together = { soft = 5, hard = 6 } }\n1009 = {}\n1010 = { together = 7 }\n";
+                    1008 = { together = { soft = '5 B', hard = '6 B' } }\n1009 = {}\n1010 = { together = '7 B' }\n";
         let config = parse(text);
         let groups = config.quotas().groups;
         let limits = |soft, hard| UserQuota { soft, hard };
@@ -275,15 +276,15 @@ mod tests {
         assert_eq!(found("1010"), (None, limits(None, Some(7))));
         let shown = config.values().into_iter().find(|(key, _)| *key == "quotas.groups").unwrap().1;
         assert_eq!(shown["lab"], json!({ "hard": "1 GiB", "together": "10 TiB" }));
-        assert_eq!(shown["1008"]["together"]["soft"], json!(5));
-        assert_eq!(shown["1010"]["together"], json!(7));
+        assert_eq!(shown["1008"]["together"]["soft"], json!("5 B"));
+        assert_eq!(shown["1010"]["together"], json!("7 B"));
     }
 
     #[test]
     fn unknown_names_are_refused_with_the_nearest_one() {
         for (text, key, name, what, hint) in [
             ("[quotas.users]\nbarbra = {}", "quotas.users", "barbra", "no such user: ", "\"barbara\"?"),
-            ("[quotas.groups.staf]\nhard = 1", "quotas.groups", "staf", "no such group: ", "\"@staff\"?"),
+            ("[quotas.groups.staf]\nhard = '1 B'", "quotas.groups", "staf", "no such group: ", "\"@staff\"?"),
         ] {
             let refusal = parse(text).check(names).unwrap_err();
             assert_eq!(refusal.key, key);
@@ -303,16 +304,16 @@ mod tests {
             ("[quotas.default]\nhard = \"much\"", "c:2:8: quotas.default.hard: expected a size such as"),
             ("[quotas.users]\n\" a\" = {}", "expected a user or a uid, found \" a\""),
             (
-                "[quotas.users.0]\nsoft = 2\nhard = 1",
-                "c:1:15: quotas.users: 0: expected soft to be at most hard, found soft 2 bytes and hard 1 bytes",
+                "[quotas.users.0]\nsoft = '2 B'\nhard = '1 B'",
+                "c:1:15: quotas.users: 0: expected soft to be at most hard, found soft 2 B and hard 1 B",
             ),
             (
-                "[quotas.groups.0]\ntogether = { soft = 2, hard = 1 }",
-                "quotas.groups: @0: expected soft to be at most hard, found soft 2 bytes and hard 1 bytes",
+                "[quotas.groups.0]\ntogether = { soft = '2 B', hard = '1 B' }",
+                "quotas.groups: @0: expected soft to be at most hard, found soft 2 B and hard 1 B",
             ),
             (
                 "[quotas.groups.0]\ntogether = true",
-                "c:2:12: quotas.groups.0.together: expected a size such as \"10 TiB\", a number of bytes, or a table",
+                "c:2:12: quotas.groups.0.together: expected a size such as \"10 TiB\", or a table",
             ),
             ("[quotas.groups.0]\ntogether = { hrad = 1 }", "c:2:14: unknown key \"hrad\""),
             (

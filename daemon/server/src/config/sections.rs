@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use blobd_store::scrub::ScrubPolicy;
 use blobd_store::{Eviction, SpacePolicy, Store};
+use blobd_store_format::size::exact_bytes;
 use serde::Deserialize;
 
 use super::Refusal;
-use super::values::{self, AbsolutePath, Days, LoopbackAddress, Percent, Rate, Size, size_text};
+use super::values::{self, AbsolutePath, Bytes, BytesPerSecond, Days, LoopbackAddress, Percent, Rate, Size};
 use crate::audit::{LogDirectory, LogSettings, Rotation};
 use crate::transfer::TransferPolicy;
 
-/// Sizes are numbers of bytes or strings such as `"200 GiB"`.
+/// Sizes are strings such as `"200 GiB"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct SpaceConfig {
@@ -79,7 +80,7 @@ impl Default for TrashConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ScrubConfig {
-    #[serde(deserialize_with = "values::required::<Rate, _>")]
+    #[serde(deserialize_with = "values::required::<BytesPerSecond, _>")]
     pub(super) rate_bytes_per_second: u64,
     /// From the start of one pass over all blobs to the start of the next.
     #[serde(rename = "pass_days", deserialize_with = "values::required::<Days, _>")]
@@ -144,7 +145,7 @@ pub(crate) struct AuditConfig {
     pub(crate) enabled: bool,
     #[serde(deserialize_with = "values::optional::<AbsolutePath, _>")]
     pub(crate) directory: Option<PathBuf>,
-    #[serde(deserialize_with = "values::required::<Size, _>")]
+    #[serde(deserialize_with = "values::required::<Bytes, _>")]
     pub(super) max_bytes: u64,
     pub(super) keep: usize,
     pub(super) journal: bool,
@@ -160,7 +161,7 @@ impl Default for AuditConfig {
 impl AuditConfig {
     pub(super) fn check(&self) -> Result<(), Refusal> {
         // Smaller files would be replaced within a few records. A request for records that few files have reads whole files.
-        in_range("audit.max_bytes", Some(self.max_bytes), 64 << 10..=1 << 30, &size_text)?;
+        in_range("audit.max_bytes", Some(self.max_bytes), 64 << 10..=1 << 30, &exact_bytes)?;
         // With one, a file would have little more than the longest record. A reader lists all of them.
         in_range("audit.keep", Some(self.keep as u64), 2..=10_000, &number)
     }
@@ -242,7 +243,7 @@ mod tests {
         assert_eq!(options.space.low_bytes(), Some((2 << 30) / 100 * 85 + (2 << 30) % 100 * 85 / 100));
         for (text, what) in [
             ("[space]\nevict = \"all\"", "expected quota or min_free beside it"),
-            ("[space]\nquota = 1\nlow_watermark = 96", "expected low_watermark to be at most high_watermark"),
+            ("[space]\nquota = '1 B'\nlow_watermark = 96", "expected low_watermark to be at most high_watermark"),
             ("[space]\nquota = \"much\"", "a size such as"),
         ] {
             assert!(parse(text).unwrap_err().contains(what), "{text}");

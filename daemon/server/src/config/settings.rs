@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn values_that_are_printed_can_be_written_into_the_file() {
         let text = "mirrors = { \"hf.co\" = [\"http://m\"] }\nca_files = [\"/a\"]\ndurability = \"syncfs\"\n\
-                    [space]\nquota = 3221225472\nmin_free = 1000\nevict = \"pullable\"\n\
+                    [space]\nquota = \"3221225472 B\"\nmin_free = \"1234567 B\"\nevict = \"pullable\"\n\
                     [scrub]\npass_days = \"36 hours\"\n[transfer]\nlimit_rate = \"20MB\"\n";
         let first = settings(text);
         let mut again = String::new();
@@ -188,14 +188,15 @@ mod tests {
         let value =
             |key: &str| first.settings.iter().find(|setting| setting.key == key).unwrap().value.clone();
         assert_eq!(value("space.quota"), json!("3 GiB"));
-        assert_eq!(value("space.min_free"), json!(1000));
+        assert_eq!(value("transfer.limit_rate"), json!("20 MB"));
+        assert_eq!(value("space.min_free"), json!("1234567 B"));
         assert_eq!(value("mirrors"), json!({ "hf.co": ["http://m"] }));
         assert_eq!(value("scrub.pass_days"), json!("129600 s"));
     }
 
     #[test]
     fn values_of_the_file_have_its_line() {
-        let configuration = settings("durability = \"fsync\"\n\n[space]\n# much\nquota = 1\n");
+        let configuration = settings("durability = \"fsync\"\n\n[space]\n# much\nquota = \"1 B\"\n");
         let place = |key: &str| {
             let setting = configuration.settings.iter().find(|setting| setting.key == key).unwrap();
             (setting.origin, setting.place.clone())
@@ -208,7 +209,7 @@ mod tests {
     #[test]
     fn changes_of_the_store_and_its_socket_wait_for_a_restart() {
         let running = Config::parse(Path::new("/c"), "root = \"/a\"\nsocket_mode = \"0600\"").unwrap();
-        let new = "root = \"/b\"\nsocket_mode = \"0666\"\nsingle_user = true\n[space]\nquota = 5";
+        let new = "root = \"/b\"\nsocket_mode = \"0666\"\nsingle_user = true\n[space]\nquota = '5 B'";
         let new = Config::parse(Path::new("/c"), new).unwrap().with_fixed_of(&running);
         assert_eq!((new.root.as_deref(), new.space.policy().quota_bytes), (Some(Path::new("/a")), Some(5)));
         assert_eq!((new.socket_mode, new.single_user), (Some(0o600), None));

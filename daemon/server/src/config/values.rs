@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blobd_store_format::size::{parse_rate, parse_size};
+use blobd_store_format::size::{exact_bytes, meanings_of_number, parse_rate, parse_size};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Unexpected, Visitor};
 use serde_json::{Value as Json, json};
@@ -35,6 +35,11 @@ pub(super) trait Value {
         Self::from_text(text).ok_or_else(|| Self::EXPECTED.to_owned())
     }
 
+    /// Returns what is expected if the number is wrong.
+    fn parse_number(number: u64) -> Result<Self::Output, String> {
+        Self::from_number(number).ok_or_else(|| Self::EXPECTED.to_owned())
+    }
+
     /// A wrong text as an error names it: without passwords.
     fn shown(text: &str) -> Cow<'_, str> {
         Cow::Borrowed(text)
@@ -51,12 +56,15 @@ impl<T: Value> Visitor<'_> for Reader<T> {
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<T::Output, E> {
-        let value = u64::try_from(number).ok().and_then(T::from_number);
-        value.ok_or_else(|| E::invalid_value(Unexpected::Signed(number), &self))
+        match u64::try_from(number) {
+            Ok(number) => self.visit_u64(number),
+            Err(_negative) => Err(E::invalid_value(Unexpected::Signed(number), &self)),
+        }
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<T::Output, E> {
-        T::from_number(number).ok_or_else(|| E::invalid_value(Unexpected::Unsigned(number), &self))
+        let refused = |expected: String| E::invalid_value(Unexpected::Unsigned(number), &&*expected);
+        T::parse_number(number).map_err(refused)
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<T::Output, E> {
@@ -133,19 +141,20 @@ impl<'de, T: Value> Visitor<'de> for ListReader<T> {
     }
 }
 
+/// A size with a unit: of a number without one, people mean gibibytes as often as bytes.
 pub(super) struct Size;
 
 impl Value for Size {
     type Output = u64;
 
-    const EXPECTED: &'static str = "a size such as \"200 GiB\" or a number of bytes";
+    const EXPECTED: &'static str = "a size such as \"200 GiB\"";
 
-    fn from_text(text: &str) -> Option<u64> {
-        parse_size(text).ok()
+    fn parse(text: &str) -> Result<u64, String> {
+        parse_size(text).map_err(|_refusal| expected_unit(text, "", Self::EXPECTED))
     }
 
-    fn from_number(number: u64) -> Option<u64> {
-        Some(number)
+    fn parse_number(number: u64) -> Result<u64, String> {
+        Self::parse(&number.to_string())
     }
 }
 
@@ -154,10 +163,52 @@ pub(super) struct Rate;
 impl Value for Rate {
     type Output = u64;
 
+    const EXPECTED: &'static str = "a rate such as \"50 MiB/s\"";
+
+    fn parse(text: &str) -> Result<u64, String> {
+        parse_rate(text).map_err(|_refusal| expected_unit(text, "/s", Self::EXPECTED))
+    }
+
+    fn parse_number(number: u64) -> Result<u64, String> {
+        Self::parse(&number.to_string())
+    }
+}
+
+/// What is expected in place of a number without a unit, or of another text.
+fn expected_unit(text: &str, suffix: &str, expected: &str) -> String {
+    match meanings_of_number(text, suffix) {
+        Some(meanings) => format!("a unit in quotes: {meanings}"),
+        None => expected.to_owned(),
+    }
+}
+
+/// A size in a key whose name says that numbers are bytes.
+pub(super) struct Bytes;
+
+impl Value for Bytes {
+    type Output = u64;
+
+    const EXPECTED: &'static str = "a size such as \"200 GiB\" or a number of bytes";
+
+    fn from_text(text: &str) -> Option<u64> {
+        text.parse().ok().or_else(|| parse_size(text).ok())
+    }
+
+    fn from_number(number: u64) -> Option<u64> {
+        Some(number)
+    }
+}
+
+/// A rate in a key whose name says that numbers are bytes per second.
+pub(super) struct BytesPerSecond;
+
+impl Value for BytesPerSecond {
+    type Output = u64;
+
     const EXPECTED: &'static str = "a rate such as \"50 MiB/s\" or a number of bytes per second";
 
     fn from_text(text: &str) -> Option<u64> {
-        parse_rate(text).ok()
+        text.parse().ok().or_else(|| parse_rate(text).ok())
     }
 
     fn from_number(number: u64) -> Option<u64> {
@@ -303,17 +354,5 @@ pub(super) fn optional_size(bytes: Option<u64>) -> Json {
 
 /// A size as the configuration file has it.
 pub(super) fn size_value(bytes: u64) -> Json {
-    in_whole_units(bytes).map_or_else(|| json!(bytes), |text| json!(text))
-}
-
-/// A size as error messages show it.
-pub(super) fn size_text(bytes: u64) -> String {
-    in_whole_units(bytes).unwrap_or_else(|| format!("{bytes} bytes"))
-}
-
-/// In the largest unit that leaves no fraction, if there is one.
-fn in_whole_units(bytes: u64) -> Option<String> {
-    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    let unit = UNITS.into_iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
-    unit.map(|(name, unit)| format!("{} {name}", bytes / unit))
+    if bytes == 0 { json!(0) } else { json!(exact_bytes(bytes)) }
 }

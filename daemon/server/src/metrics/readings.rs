@@ -219,9 +219,11 @@ impl SizeReading {
 }
 
 const SIZES: &[Row<SizeReading>] = &[
-    gauge("blobd_logical_bytes", "Sum of the sizes of all models.", |sizes| known(sizes.usage.logical_bytes)),
-    gauge("blobd_stored_bytes", "Disk space of blobs and recipes.", |sizes| {
-        known(sizes.usage.physical_bytes)
+    gauge("blobd_logical_bytes", "Sum of the sizes of the models, each counted once.", |sizes| {
+        known(sizes.usage.logical_bytes)
+    }),
+    gauge("blobd_stored_bytes", "Disk space of the blobs and recipes that models need.", |sizes| {
+        known(sizes.usage.stored_bytes)
     }),
     gauge("blobd_saved_bytes", "Disk space saved because models share blobs.", |sizes| {
         known(sizes.usage.saved_bytes)

@@ -1,7 +1,7 @@
 //! Disk space: what models take, what nothing needs, and the verbs that report and free it. Everything is counted from the
 //! store's catalog.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -95,14 +95,44 @@ impl Model {
         &self.tag.reference
     }
 
-    /// The size that its stored part would have without sharing. Missing files do not count as saved.
+    /// The size of its files, as far as they are stored.
     fn unshared_bytes(&self, share: ModelShare) -> u64 {
         let there = share.unique_bytes.saturating_add(share.shared_bytes);
         if share.is_partial { self.manifest.size.min(there) } else { self.manifest.size }
     }
 }
 
+/// The models by their content: names of one manifest are one model.
+struct Distinct<'m> {
+    /// The names of each, in order.
+    models: Vec<Vec<&'m Model>>,
+}
+
+impl<'m> Distinct<'m> {
+    fn new(models: &'m [Model]) -> Self {
+        let mut places: HashMap<Digest, usize> = HashMap::new();
+        let mut distinct: Vec<Vec<&Model>> = Vec::new();
+        for model in models {
+            let place = *places.entry(model.manifest.digest).or_insert(distinct.len());
+            match distinct.get_mut(place) {
+                Some(names) => names.push(model),
+                None => distinct.push(vec![model]),
+            }
+        }
+        for names in &mut distinct {
+            names.sort_by_cached_key(|model| model.reference().short());
+        }
+        Self { models: distinct }
+    }
+
+    fn files(&self) -> Vec<Arc<[Digest]>> {
+        let first = self.models.iter().filter_map(|names| names.first());
+        first.map(|model| Arc::clone(&model.manifest.files)).collect()
+    }
+}
+
 struct Totals {
+    /// One share for each of the [`Distinct`] models.
     measured: Arc<Usage>,
     /// The files of the unfinished downloads, in the order of [`Usage::download_bytes`].
     downloads: Vec<Digest>,
@@ -124,7 +154,7 @@ fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreError> {
     })?;
     // Data that several downloads need counts for the first of them.
     downloads.sort_unstable_by_key(|(file, _)| *file);
-    let inputs = UsageInputs { models: files(models), trash, leased, downloads };
+    let inputs = UsageInputs { models: Distinct::new(models).files(), trash, leased, downloads };
     let sum = |catalog: &Catalog| -> Result<Totals, UnreadableRecipe> {
         let measured = store.content().index().usage(catalog, &inputs)?;
         let (physical_bytes, blob_count) = (catalog.used_bytes(), catalog.blob_count());
@@ -132,10 +162,6 @@ fn measure(store: &Store, models: &[Model]) -> Result<Totals, StoreError> {
         Ok(Totals { measured, downloads, physical_bytes, blob_count })
     };
     counted(store, sum)
-}
-
-fn files(models: &[Model]) -> Vec<Arc<[Digest]>> {
-    models.iter().map(|model| Arc::clone(&model.manifest.files)).collect()
 }
 
 /// Counts over the catalog. Fails when a recipe cannot be read.

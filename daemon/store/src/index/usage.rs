@@ -242,6 +242,13 @@ impl Usage {
 }
 
 impl ModelShare {
+    /// The share of one of several names of the model: no single one keeps any bytes.
+    #[must_use]
+    pub const fn all_shared(self) -> Self {
+        let shared_bytes = self.unique_bytes.saturating_add(self.shared_bytes);
+        Self { unique_bytes: 0, shared_bytes, ..self }
+    }
+
     fn add(&mut self, part: Self) {
         self.shared_bytes = self.shared_bytes.saturating_add(part.shared_bytes);
         self.is_partial |= part.is_partial;

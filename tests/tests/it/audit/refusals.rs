@@ -19,7 +19,7 @@ fn shared() -> Shared {
     let shared = Shared::start(OPEN);
     shared.import();
     shared.daemon.command().line("tag m acme/m").succeeds();
-    shared.reload(&format!("{OPEN}{RULE}[quotas.users.{}]\nhard = 1000\n", USER.uid));
+    shared.reload(&format!("{OPEN}{RULE}[quotas.users.{}]\nhard = '1000 B'\n", USER.uid));
     shared
 }
 

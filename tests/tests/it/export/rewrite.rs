@@ -96,7 +96,7 @@ fn tensors_of_many_dimensions_survive_every_rewriting() {
     let expected: Vec<_> = model.tensors.iter().map(|own| (own.name.clone(), own.shape.clone())).collect();
     let folder = tmpfs_directory();
     let directory = folder.path().to_str().unwrap();
-    commands.run(["export", "m", "--split-max-size", "512", "-o", directory]).succeeds();
+    commands.run(["export", "m", "--split-max-size", "512B", "-o", directory]).succeeds();
     let mut in_shards: Vec<(String, Vec<u64>)> = Vec::new();
     for name in names(folder.path()) {
         let found: Vec<_> = forms(&fs::read(folder.path().join(name)).unwrap());
@@ -154,7 +154,7 @@ fn tensor_that_is_larger_than_a_shard_has_one_of_its_own() {
     let daemon = daemon_with(&model);
     let folder = tmpfs_directory();
     let directory = folder.path().to_str().unwrap();
-    daemon.command().run(["export", "m", "--split-max-size", "100", "-o", directory]).succeeds();
+    daemon.command().run(["export", "m", "--split-max-size", "100B", "-o", directory]).succeeds();
     let shards: Vec<_> = names(folder.path())
         .iter()
         .map(|name| tensors(&fs::read(folder.path().join(name)).unwrap()))

@@ -53,6 +53,7 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd export tuned-8b -o nothere/x.gguf", 3, &["nothere"]),
     step("blobd mount notes.txt", 2, &["blobd serve"]),
     // Values.
+    step("blobd fit llama3:8b --vram 8", 2, &["8MiB or 8GiB"]),
     step("blobd fit llama3:8b --vram lots", 2, &["lots", "write for example 200GiB"]),
     step("blobd limit fast", 2, &["fast"]),
     step("blobd pull llama3:8b --limit-rate fast", 2, &["fast"]),

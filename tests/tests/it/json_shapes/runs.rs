@@ -355,13 +355,13 @@ fn evicting(session: &mut Session, sample: &Sample) {
         let used = session.line("df", "")["used_bytes"].clone();
         if form == "pull" {
             for policy in ["never", "all"] {
-                let lines = format!("[space]\nquota = {used}\nevict = \"{policy}\"");
+                let lines = format!("[space]\nquota = \"{used} B\"\nevict = \"{policy}\"");
                 let config = sample.config("plan.toml", &lines);
                 let config = config.to_str().unwrap();
                 session.ok("pull --dry-run", ["pull", "--dry-run", &*lost, "--config", config]);
             }
         }
-        let config = sample.config("tight.toml", &format!("[space]\nquota = {used}\nevict = \"all\""));
+        let config = sample.config("tight.toml", &format!("[space]\nquota = \"{used} B\"\nevict = \"all\""));
         let done = session.ok(form, arguments.iter().copied().chain(["--config", config.to_str().unwrap()]));
         if form == "tag" {
             session.line("history", done["evicted"][0]["name"].as_str().unwrap());

@@ -180,7 +180,7 @@ fn limit_is_shown_set_and_removed_while_a_pull_runs() {
     // The whole would take a minute.
     let set = blobd.line("limit 256KiB --json").succeeds().json();
     assert_eq!(set["bytes_per_second"], 256 << 10);
-    assert_eq!(blobd.line("limit").succeeds().text(), "256 KiB per second\n");
+    assert_eq!(blobd.line("limit").succeeds().text(), "256 KiB/s\n");
     let (began, mut pull) = (Instant::now(), start_pull(&blobd, &name));
     thread::sleep(SLOWLY);
     assert!(pull.try_wait().unwrap().is_none(), "the limit holds");

@@ -123,7 +123,7 @@ fn evicting_a_model_frees_nothing_that_an_unfinished_download_keeps() {
     let daemon = TestDaemon::start_under(&["env", &variable], folder);
     import(&daemon, &ModelFile::dense(1), "mine");
     let _registry = pull_half(&daemon, &sibling());
-    let plan = daemon.command().line("gc --plan-eviction=1 --json").succeeds().json();
+    let plan = daemon.command().line("gc --plan-eviction=1B --json").succeeds().json();
     assert_eq!(plan["evicted"][0]["name"], "mine:latest", "{plan}");
     let removed = daemon.command().line("rm mine --json").succeeds().json();
     assert_eq!(plan["freed_bytes"], removed["freed_bytes"], "{plan} {removed}");

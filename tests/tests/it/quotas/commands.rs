@@ -14,9 +14,9 @@ fn commands_without_a_daemon_use_the_entry_of_their_user() {
     let blobd = Blobd::at_root(&folder.path().join("store")).configured_by(&config);
     let path = ModelFile::dense(1).write_to(folder.path(), "m.gguf");
     let import = |name: &str| blobd.run(["import", path.to_str().unwrap(), "--name", name, "--json"]);
-    fs::write(&config, "[quotas.default]\nhard = 1000\n").unwrap();
+    fs::write(&config, "[quotas.default]\nhard = '1000 B'\n").unwrap();
     import("a").succeeds();
-    fs::write(&config, format!("[quotas.users.{uid}]\nsoft = 1000\nhard = 2000\n")).unwrap();
+    fs::write(&config, format!("[quotas.users.{uid}]\nsoft = '1000 B'\nhard = '2000 B'\n")).unwrap();
     let usage = blobd.line("df --users --json").succeeds().json();
     let usage: UserUsage = serde_json::from_value(usage).unwrap();
     let own = usage.users.iter().find(|user| user.uid == Some(uid)).unwrap();

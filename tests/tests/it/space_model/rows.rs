@@ -9,7 +9,7 @@ use blobd_client::protocol::space::{DiskUsage, UsageKind};
 use blobd_tests::store_dir::check_rows;
 use serde_json::Value as Json;
 
-use super::checked_store::{CheckedStore, NAMES};
+use super::checked_store::CheckedStore;
 use super::disk_snapshot::DiskSnapshot;
 use super::needs::{Content, file_and_blobs};
 
@@ -45,11 +45,11 @@ impl CheckedStore<'_> {
 
     /// The row of a blob or recipe.
     fn owner(&self, path: &str) -> (UsageKind, String) {
-        let models: Vec<usize> = self.names_that_need(path);
+        let models = self.models_that_need(path);
         let is_trashed = self.is_needed_by_trash(path);
         let download = self.downloads().into_iter().find(|file| self.download_keeps(file).contains(path));
         match (models.as_slice(), is_trashed, download) {
-            ([name], false, _) => (UsageKind::Model, shown(NAMES[*name])),
+            ([name], false, _) => (UsageKind::Model, name.clone()),
             ([], true, _) => (UsageKind::Trash, String::new()),
             ([], false, Some(file)) => (UsageKind::Download, file),
             ([], false, None) if self.is_leased_or_held(path) => (UsageKind::InUse, String::new()),
@@ -109,7 +109,7 @@ fn found_rows(usage: &DiskUsage) -> Rows {
 }
 
 /// A name as `df` shows it.
-fn shown(name: &str) -> String {
+pub(super) fn shown(name: &str) -> String {
     if name.contains(':') { name.to_owned() } else { format!("{name}:latest") }
 }
 

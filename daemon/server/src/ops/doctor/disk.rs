@@ -2,7 +2,7 @@
 
 use blobd_client::protocol::upkeep::Check;
 use blobd_store::{Eviction, LowerStatus, RUN_OUTSIDE};
-use blobd_store_format::size::human_bytes;
+use blobd_store_format::size::{human_bytes, limit_bytes};
 use blobd_store_format::text::quoted;
 
 use super::facts::{Facts, SpaceFacts};
@@ -115,7 +115,7 @@ pub(super) fn space(facts: &Facts) -> Check {
             Eviction::Never => "",
             _ => ", eviction on",
         };
-        format!(", {} of a quota of {} in use{eviction}", human_bytes(used_bytes), human_bytes(quota))
+        format!(", {} of a quota of {} in use{eviction}", human_bytes(used_bytes), limit_bytes(quota))
     });
     let detail = format!("{} free{quota}", human_bytes(free_bytes));
     if !is_short && policy.high_bytes().is_none_or(|high| used_bytes <= high) {

@@ -11,7 +11,7 @@ use blobd_store::{Eviction, OtherFiles, Store, StoreError, VisitedFiles};
 use blobd_store_format::digest::Digest;
 
 use super::evict::LastOpened;
-use super::{Model, Totals, may_collect, measure, unneeded, usage_detail};
+use super::{Distinct, Model, Totals, may_collect, measure, unneeded, usage_detail};
 use crate::names::Names;
 use crate::ops::{OpError, rfc3339};
 
@@ -34,11 +34,11 @@ pub(crate) fn usage_in_detail(
 ) -> Result<DiskUsage, OpError> {
     let Counted { others, models, totals, plan, shared } = count(store, detail.is_some())?;
     let reclaimable_bytes = if may_collect(store, &models, &plan)? { plan.freed_bytes() } else { 0 };
-    let rows = Parts { store, models: &models, totals: &totals, plan: &plan, others: &others }.rows();
+    let distinct = Distinct::new(&models);
+    let rows = Parts { store, distinct: &distinct, totals: &totals, plan: &plan, others: &others }.rows();
     let Totals { measured, physical_bytes, blob_count, .. } = totals;
-    let logical_bytes = models.iter().map(|model| model.manifest.size).fold(0, u64::saturating_add);
-    let parts = models.iter().zip(&measured.models).map(|(model, share)| model.unshared_bytes(*share));
-    let unshared_bytes = parts.fold(0, u64::saturating_add);
+    let logical_bytes = distinct.unshared_bytes(&measured.models);
+    let stored_bytes = measured.needed_bytes;
     let of_kinds = |kinds: &[UsageKind]| {
         rows.iter().filter(|row| kinds.contains(&row.kind)).map(|row| row.bytes).fold(0, u64::saturating_add)
     };
@@ -48,7 +48,9 @@ pub(crate) fn usage_in_detail(
     let mut usage = DiskUsage {
         logical_bytes,
         physical_bytes,
-        saved_bytes: unshared_bytes.saturating_sub(measured.needed_bytes),
+        stored_bytes,
+        saved_bytes: logical_bytes.saturating_sub(stored_bytes),
+        model_count: distinct.models.len() as u64,
         reclaimable_bytes,
         partial_bytes: of_kinds(&[UsageKind::Download, UsageKind::Staging]),
         trash_bytes: of_kinds(&[UsageKind::Trash]),
@@ -64,11 +66,11 @@ pub(crate) fn usage_in_detail(
         blob_count,
         disk_bytes: rows.iter().map(|row| row.bytes).fold(0, u64::saturating_add),
         rows,
-        models: sorted_models(store, &models, &measured.models, last_opened),
+        models: sorted_models(store, &distinct, &measured.models, last_opened),
         ..DiskUsage::default()
     };
     if let Some(limit) = detail {
-        usage_detail::add(store, (&models, &shared), limit, &mut usage)?;
+        usage_detail::add(store, (&distinct, &shared), limit, &mut usage)?;
     }
     Ok(usage)
 }
@@ -105,16 +107,28 @@ fn joined<T>(thread: ScopedJoinHandle<'_, Result<T, StoreError>>) -> Result<T, O
     Ok(thread.join().map_err(panicked)??)
 }
 
+impl Distinct<'_> {
+    /// The sum of all files, as if each model were stored alone. Missing files count nothing.
+    fn unshared_bytes(&self, shares: &[ModelShare]) -> u64 {
+        let models = self.models.iter().zip(shares);
+        let sizes = models.filter_map(|(names, share)| Some(names.first()?.unshared_bytes(*share)));
+        sizes.fold(0, u64::saturating_add)
+    }
+}
+
 fn sorted_models(
     store: &Store,
-    models: &[Model],
+    distinct: &Distinct<'_>,
     shares: &[ModelShare],
     last_opened: &LastOpened,
 ) -> Vec<ModelUsage> {
     let users = Names::system();
-    let pairs = models.iter().zip(shares);
+    let models = distinct.models.iter().zip(shares).flat_map(|(names, share)| {
+        let share = if names.len() > 1 { share.all_shared() } else { *share };
+        names.iter().map(move |model| (*model, share))
+    });
     let mut rows: Vec<_> =
-        pairs.map(|(model, share)| model_usage(store, model, *share, last_opened, &users)).collect();
+        models.map(|(model, share)| model_usage(store, model, share, last_opened, &users)).collect();
     rows.sort_by(|a, b| a.name.cmp(&b.name));
     rows
 }
@@ -143,7 +157,7 @@ fn model_usage(
 
 struct Parts<'p> {
     store: &'p Store,
-    models: &'p [Model],
+    distinct: &'p Distinct<'p>,
     totals: &'p Totals,
     /// The collection of all unneeded data.
     plan: &'p GcPlan,
@@ -185,10 +199,11 @@ impl Parts<'_> {
     }
 
     fn models(&self) -> Vec<UsageRow> {
-        let shares = self.models.iter().zip(&self.totals.measured.models);
-        let rows = shares.map(|(model, share)| UsageRow {
-            name: Some(model.reference().short()),
-            ..row(UsageKind::Model, share.unique_bytes)
+        let shares = self.distinct.models.iter().zip(&self.totals.measured.models);
+        let rows = shares.map(|(names, share)| {
+            let mut names = names.iter().map(|model| model.reference().short());
+            let (name, other_names) = (names.next(), names.collect());
+            UsageRow { name, other_names, ..row(UsageKind::Model, share.unique_bytes) }
         });
         sorted(rows.collect())
     }
@@ -240,7 +255,17 @@ impl Parts<'_> {
 
 const fn row(kind: UsageKind, bytes: u64) -> UsageRow {
     let (name, digest, size, received_bytes, user) = (None, None, None, None, None);
-    UsageRow { kind, name, digest, bytes, size, received_bytes, user, by: Vec::new() }
+    UsageRow {
+        kind,
+        name,
+        other_names: Vec::new(),
+        digest,
+        bytes,
+        size,
+        received_bytes,
+        user,
+        by: Vec::new(),
+    }
 }
 
 fn sorted(mut rows: Vec<UsageRow>) -> Vec<UsageRow> {
@@ -290,6 +315,34 @@ mod tests {
         std::fs::remove_file(folder.path().join("store").join(layout::blob(weights.digest))).unwrap();
         store.reindex().unwrap();
         let usage = usage(&store, &|_, _| None).unwrap();
-        assert_eq!((usage.saved_bytes, usage.logical_bytes), (0, (1 << 20) + 2));
+        assert_eq!((usage.saved_bytes, usage.logical_bytes), (0, usage.stored_bytes));
+    }
+
+    #[test]
+    fn names_of_one_model_save_nothing() {
+        let (_folder, store) = new_store();
+        let mut ingest = begin(&store);
+        let mut file = |bytes: &[u8]| Descriptor {
+            media_type: MediaType::new("text/plain"),
+            digest: ingest.add_bytes(bytes).unwrap(),
+            size: bytes.len() as u64,
+        };
+        let (config, weights) = (file(&[1; 4096]), file(&[7; 1 << 20]));
+        let manifest = Manifest::compose(config, vec![weights]).unwrap();
+        ingest.commit(&"m".parse().unwrap(), &manifest, None).unwrap();
+        let alone = usage(&store, &|_, _| None).unwrap();
+        for name in ["m:b", "m:c", "a", "z"] {
+            begin(&store).commit(&name.parse().unwrap(), &manifest, None).unwrap();
+        }
+        let usage = usage(&store, &|_, _| None).unwrap();
+        assert_eq!(usage.models.len(), 5);
+        assert_eq!((usage.model_count, usage.saved_bytes), (1, 0));
+        assert_eq!(usage.logical_bytes, alone.logical_bytes);
+        assert_eq!(usage.stored_bytes, alone.stored_bytes);
+        let models: Vec<_> = usage.rows.iter().filter(|row| row.kind == UsageKind::Model).collect();
+        assert_eq!(models.len(), 1, "{models:?}");
+        assert_eq!(models[0].name.as_deref(), Some("a:latest"));
+        assert_eq!(models[0].other_names, ["m:b", "m:c", "m:latest", "z:latest"]);
+        assert_eq!(models[0].bytes, usage.stored_bytes);
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use blobd_client::protocol::space::{DiskUsage, QuarantinedBlob, SharedPart, SharedWith};
 use blobd_store::{ListingSize, Store, StoreError, index};
 
-use super::{Model, counted, files};
+use super::{Distinct, Model, counted};
 use crate::names::Names;
 use crate::ops::{OpError, rfc3339};
 
@@ -35,20 +35,21 @@ pub(super) fn shared_parts(
     store: &Store,
     models: &[Model],
 ) -> Result<Arc<Vec<index::SharedPart>>, StoreError> {
-    let files = files(models);
+    let files = Distinct::new(models).files();
     counted(store, |catalog| store.content().index().shared_parts(catalog, &files))
 }
 
 /// Adds the details to `usage`; `parts` is what the models share. A list has at most `limit` names.
 pub(super) fn add(
     store: &Store,
-    (models, parts): (&[Model], &[index::SharedPart]),
+    (models, parts): (&Distinct<'_>, &[index::SharedPart]),
     limit: usize,
     usage: &mut DiskUsage,
 ) -> Result<(), OpError> {
     let limit = limit.min(MAX_NAMES);
-    let names: Vec<String> = models.iter().map(|model| model.reference().short()).collect();
-    add_sharers(parts, &names, limit, usage);
+    let all_names: Vec<Vec<String>> = models.models.iter().map(|names| short_names(names)).collect();
+    let names: Vec<String> = all_names.iter().filter_map(|names| names.first().cloned()).collect();
+    add_sharers(parts, (&names, &all_names), limit, usage);
     usage.shared_parts = parts.iter().take(MAX_PARTS).map(|part| named(part, &names, limit)).collect();
     add_downloads(store, usage)?;
     let quarantined = store.content().quarantined_blobs()?.into_iter().map(|blob| QuarantinedBlob {
@@ -60,6 +61,10 @@ pub(super) fn add(
     Ok(())
 }
 
+fn short_names(models: &[&Model]) -> Vec<String> {
+    models.iter().map(|model| model.reference().short()).collect()
+}
+
 fn named(part: &index::SharedPart, names: &[String], limit: usize) -> SharedPart {
     let of_part = part.models.iter().filter_map(|place| names.get(*place));
     SharedPart {
@@ -69,8 +74,13 @@ fn named(part: &index::SharedPart, names: &[String], limit: usize) -> SharedPart
     }
 }
 
-/// Adds to each model those that it shares the most with.
-fn add_sharers(parts: &[index::SharedPart], names: &[String], limit: usize, usage: &mut DiskUsage) {
+/// Adds to each name those that it shares the most with: the other names of its model, then the first names of others.
+fn add_sharers(
+    parts: &[index::SharedPart],
+    (names, all_names): (&[String], &[Vec<String>]),
+    limit: usize,
+    usage: &mut DiskUsage,
+) {
     let most = limit.min((MAX_SHARERS / names.len().max(1)).max(1));
     let mut parts_of: Vec<Vec<&index::SharedPart>> = vec![Vec::new(); names.len()];
     for part in parts {
@@ -78,11 +88,14 @@ fn add_sharers(parts: &[index::SharedPart], names: &[String], limit: usize, usag
             parts_of.get_mut(*model).into_iter().for_each(|parts| parts.push(part));
         }
     }
-    let mut rows: BTreeMap<String, _> =
-        usage.models.iter_mut().map(|row| (row.name.clone(), &mut row.shared_with)).collect();
-    for (model, parts) in parts_of.into_iter().enumerate() {
-        if let Some(shared_with) = names.get(model).and_then(|name| rows.get_mut(name)) {
-            **shared_with = sharers(model, &parts, names, most);
+    let mut rows: BTreeMap<String, _> = usage.models.iter_mut().map(|row| (row.name.clone(), row)).collect();
+    for ((model, parts), own_names) in parts_of.into_iter().enumerate().zip(all_names) {
+        let others = sharers(model, &parts, names, most);
+        for name in own_names {
+            let Some(row) = rows.get_mut(name) else { continue };
+            let same = own_names.iter().filter(|other| *other != name);
+            let same = same.map(|other| SharedWith { name: other.clone(), bytes: row.shared_bytes });
+            row.shared_with = same.chain(others.iter().cloned()).take(most).collect();
         }
     }
 }
