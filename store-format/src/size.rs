@@ -46,7 +46,11 @@ pub fn exact_bytes(bytes: u64) -> String {
     });
     let in_bytes = format!("{bytes} B");
     // The first of equally long ones: the largest unit, binary before decimal.
-    [in_bytes].into_iter().chain(exact).min_by_key(|text| text.trim_end_matches(char::is_alphabetic).len()).unwrap_or_default()
+    [in_bytes]
+        .into_iter()
+        .chain(exact)
+        .min_by_key(|text| text.trim_end_matches(char::is_alphabetic).len())
+        .unwrap_or_default()
 }
 
 /// A limit in a message: as it was chosen, or rounded if it was computed.
@@ -105,7 +109,9 @@ pub fn meanings_of_number(text: &str, suffix: &str) -> Option<String> {
     let number: u64 = text.trim().parse().ok().filter(|number| *number > 0)?;
     Some(match (number, suffix) {
         (0..1_000_000, "") => format!("{number}MiB or {number}GiB, or {number}B for bytes"),
-        (0..1_000_000, _) => format!("{number}KB{suffix} or {number}MB{suffix}, or {number}B{suffix} for bytes"),
+        (0..1_000_000, _) => {
+            format!("{number}KB{suffix} or {number}MB{suffix}, or {number}B{suffix} for bytes")
+        }
         _ => format!("{number}B{suffix} or {number}KiB{suffix}"),
     })
 }
@@ -229,13 +235,33 @@ mod tests {
     #[test]
     fn chosen_sizes_are_written_as_they_were_typed() {
         for text in [
-            "1 MB", "20 GB", "200 GiB", "1.5 GiB", "12.5 MiB", "400 KB", "512 KiB", "1234567 B", "7 B", "0 B",
-            "2 TiB", "50 MB", "16 MiB", "4 KiB", "1 KB", "10 TB", "64 GiB", "100 MiB", "2.25 GB",
+            "1 MB",
+            "20 GB",
+            "200 GiB",
+            "1.5 GiB",
+            "12.5 MiB",
+            "400 KB",
+            "512 KiB",
+            "1234567 B",
+            "7 B",
+            "0 B",
+            "2 TiB",
+            "50 MB",
+            "16 MiB",
+            "4 KiB",
+            "1 KB",
+            "10 TB",
+            "64 GiB",
+            "100 MiB",
+            "2.25 GB",
         ] {
             assert_eq!(exact_bytes(parse_size(text).unwrap()), text);
         }
         assert_eq!(exact_rate(20_000_000), "20 MB/s");
-        assert_eq!((limit_bytes(20_000_000_000), limit_bytes(1_073_741_825)), ("20 GB".into(), "1.00 GiB".into()));
+        assert_eq!(
+            (limit_bytes(20_000_000_000), limit_bytes(1_073_741_825)),
+            ("20 GB".into(), "1.00 GiB".into())
+        );
         for bytes in [1, 999, 1023, 1025, 123_456_789, u64::MAX, (1 << 60) + 1, 3 << 59] {
             let text = exact_bytes(bytes);
             assert!(parse_size(&text) == Ok(bytes) || text.ends_with("EiB"), "{bytes}: {text}");

@@ -169,7 +169,10 @@ fn limits(usage: &DiskUsage) -> Vec<String> {
         let [files, stored, saved] = human_difference(*logical_bytes, *stored_bytes);
         let share = percent(*saved_bytes, *logical_bytes);
         let count = usize::try_from(usage.model_count).unwrap_or(usize::MAX);
-        format!("models  {}: {files} as files, {stored} stored, {saved} saved{share}", counted(count, "model"))
+        format!(
+            "models  {}: {files} as files, {stored} stored, {saved} saved{share}",
+            counted(count, "model")
+        )
     };
     let quota = usage.quota_bytes.map_or_else(
         || "none".to_owned(),
@@ -385,7 +388,10 @@ mod tests {
     #[test]
     fn quota_is_shown_with_its_share_and_watermarks() {
         let lines = limits(&usage());
-        assert!(lines[0] == "models  300 models: 30.0 TiB as files, 23.0 TiB stored, 7.0 TiB saved (23 %)", "{lines:?}");
+        assert!(
+            lines[0] == "models  300 models: 30.0 TiB as files, 23.0 TiB stored, 7.0 TiB saved (23 %)",
+            "{lines:?}"
+        );
         assert!(lines[1].contains("20.0 TiB of 23529 GiB used (86 %); eviction above 22.0 TiB"), "{lines:?}");
         assert_eq!(limits(&DiskUsage::default())[..2], ["models  none", "quota   none"]);
     }

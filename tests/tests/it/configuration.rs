@@ -198,7 +198,8 @@ fn file_with_an_error_changes_nothing() {
 #[test]
 fn refused_file_is_logged_without_its_password_and_without_changes() {
     let configured = Configured::start("[space]\nquota = \"3 GiB\"\n");
-    let wrong = "[mirrors]\n\"mir.example\" = \"https://user:s3cret@127.0.0.1:1/x\"\n[space]\nquota = \"1 B\"\n";
+    let wrong =
+        "[mirrors]\n\"mir.example\" = \"https://user:s3cret@127.0.0.1:1/x\"\n[space]\nquota = \"1 B\"\n";
     let log = configured.reload(wrong);
     let error = "config.toml:2:17: mirrors.mir.example: expected a URL such as";
     assert!(log.contains("the configuration stays as it is: ") && log.contains(error), "{log}");

@@ -282,7 +282,9 @@ fn quotas_are_by_user_by_group_and_by_default() {
     let import = |gid, name| shared.run_in_group(ANN, gid, &["import", &path, "--name", name, "--json"]);
     shared.set_quotas("[quotas]\ndefault = { hard = '1000 B' }\n");
     is_over_quota(import(ANN, "a"));
-    shared.set_quotas(&format!("[quotas.default]\nhard = '1000 B'\n[quotas.groups.{GROUP}]\nhard = \"1 GiB\"\n"));
+    shared.set_quotas(&format!(
+        "[quotas.default]\nhard = '1000 B'\n[quotas.groups.{GROUP}]\nhard = \"1 GiB\"\n"
+    ));
     is_over_quota(import(ANN, "a"));
     import(GROUP, "a").succeeds();
     shared.set_quotas(&format!("[quotas.groups.{GROUP}]\nhard = '1000 B'\n"));
@@ -314,7 +316,8 @@ fn shared_quota_of_a_group_counts_members_who_are_not_connected() {
     import(ANN, GROUP, 1).succeeds();
     let one = shared.own(ANN).charged_bytes;
     let limit = one * 5 / 2;
-    shared.set_quotas(&format!("[quotas.groups.{GROUP}]\ntogether = {{ soft = '1 B', hard = '{limit} B' }}\n"));
+    shared
+        .set_quotas(&format!("[quotas.groups.{GROUP}]\ntogether = {{ soft = '1 B', hard = '{limit} B' }}\n"));
     let imported = import(BOB, GROUP, 2).succeeds().json();
     assert!(imported["imported"][0]["notes"].to_string().contains("group 64390"), "{imported}");
     let error = import(BOB, GROUP, 3).exits_with(6).error();

@@ -66,7 +66,9 @@ fn savings_are_the_same_everywhere() {
         for shown in &shown {
             assert_eq!(shown[field].as_u64(), Some(bytes), "{field}: {shown}");
         }
-        eventually("the metrics have been counted", || metric(&daemon, &format!("blobd_{field}")) == Some(bytes));
+        eventually("the metrics have been counted", || {
+            metric(&daemon, &format!("blobd_{field}")) == Some(bytes)
+        });
     }
     let [files, stored, saved] = human_difference(usage.logical_bytes, usage.stored_bytes);
     let text = daemon.command().line("df").succeeds().text();

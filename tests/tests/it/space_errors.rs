@@ -154,7 +154,8 @@ fn dry_run_of_a_pull_says_whether_there_is_enough_space() {
     assert_eq!(space["reclaimable_bytes"].as_u64(), Some(freed));
     // The pull fails as announced, and succeeds with the bytes that were announced.
     fixture.run_with(&format!("quota = \"{} B\"", used + 4096), &["pull", &name]).exits_with(6);
-    let text = fixture.run_with(&format!("quota = \"{used} B\""), &["pull", "--dry-run", &name]).succeeds().text();
+    let text =
+        fixture.run_with(&format!("quota = \"{used} B\""), &["pull", "--dry-run", &name]).succeeds().text();
     let expected = format!("not enough space: {} of space needed, 0 B available of the quota", human(needed));
     assert!(text.contains(&expected) && text.contains(&freed_by_gc(freed)), "{text}");
     let evicting = plan(&format!("quota = \"{used} B\"\nevict = \"all\""));

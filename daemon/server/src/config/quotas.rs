@@ -82,9 +82,7 @@ impl<'de> Visitor<'de> for TogetherVisitor {
     type Value = Together;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "a size such as \"10 TiB\", or a table such as { soft = \"9 TiB\", hard = \"10 TiB\" }",
-        )
+        f.write_str("a size such as \"10 TiB\", or a table such as { soft = \"9 TiB\", hard = \"10 TiB\" }")
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<Together, E> {

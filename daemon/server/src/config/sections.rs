@@ -243,7 +243,10 @@ mod tests {
         assert_eq!(options.space.low_bytes(), Some((2 << 30) / 100 * 85 + (2 << 30) % 100 * 85 / 100));
         for (text, what) in [
             ("[space]\nevict = \"all\"", "expected quota or min_free beside it"),
-            ("[space]\nquota = '1 B'\nlow_watermark = 96", "expected low_watermark to be at most high_watermark"),
+            (
+                "[space]\nquota = '1 B'\nlow_watermark = 96",
+                "expected low_watermark to be at most high_watermark",
+            ),
             ("[space]\nquota = \"much\"", "a size such as"),
         ] {
             assert!(parse(text).unwrap_err().contains(what), "{text}");
