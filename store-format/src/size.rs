@@ -35,7 +35,11 @@ pub fn human_difference(whole: u64, part: u64) -> [String; 3] {
 
 /// A size that somebody has chosen, as people write it, without rounding: `20 GB`, `1.5 GiB`, `1234567 B`.
 pub fn exact_bytes(bytes: u64) -> String {
-    let units = UNITS.into_iter().chain(DECIMAL_UNITS).filter(|(_, unit)| u128::from(bytes) >= *unit);
+    let units = UNITS
+        .into_iter()
+        .rev()
+        .chain(DECIMAL_UNITS.into_iter().rev())
+        .filter(|(_, unit)| u128::from(bytes) >= *unit);
     let exact = units.filter_map(|(name, unit)| {
         let hundredths = u128::from(bytes) * 100;
         hundredths.is_multiple_of(unit).then(|| {
@@ -46,9 +50,8 @@ pub fn exact_bytes(bytes: u64) -> String {
     });
     let in_bytes = format!("{bytes} B");
     // The first of equally long ones: the largest unit, binary before decimal.
-    [in_bytes]
-        .into_iter()
-        .chain(exact)
+    exact
+        .chain([in_bytes])
         .min_by_key(|text| text.trim_end_matches(char::is_alphabetic).len())
         .unwrap_or_default()
 }
