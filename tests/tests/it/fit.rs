@@ -93,13 +93,13 @@ fn exit_code_says_whether_everything_fits_to_the_byte() {
     let desk = Desk::new();
     let path = llama3(&desk);
     let required = desk.fit(&path, "--json").succeeds().json()["required_bytes"].as_u64().unwrap();
-    let enough = desk.fit(&path, &format!("--json --vram {required}")).succeeds().json();
+    let enough = desk.fit(&path, &format!("--json --vram {required}B")).succeeds().json();
     assert_eq!(
         (&enough["fits"], &enough["layers"], &enough["layers_of"]),
         (&json!(true), &json!(33), &json!(33))
     );
     assert_eq!(enough["vram_bytes"], required);
-    let less = desk.fit(&path, &format!("--json --vram {}", required - 1)).exits_with(1).json();
+    let less = desk.fit(&path, &format!("--json --vram {}B", required - 1)).exits_with(1).json();
     assert_eq!((&less["fits"], &less["layers"]), (&json!(false), &json!(32)));
     let text = desk.fit(&path, "--vram 3GiB").exits_with(1).text();
     assert!(text.contains("fits             no, "), "{text}");

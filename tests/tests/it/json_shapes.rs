@@ -145,9 +145,9 @@ fn without_daemon() -> Session {
 fn with_daemon() -> Session {
     let (sample, folder) = (Sample::new(), tmpfs_directory());
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let limits = "{ soft = 1, hard = \"1 TiB\" }";
+    let limits = "{ soft = '1 B', hard = \"1 TiB\" }";
     let quotas = format!(
-        "[quotas]\ndefault = {{ hard = 5 }}\nusers = {{ {uid} = {limits} }}\n\
+        "[quotas]\ndefault = {{ hard = '5 B' }}\nusers = {{ {uid} = {limits} }}\n\
          groups = {{ {gid} = {{ together = {limits} }} }}\n"
     );
     let config = format!("[scrub]\nrate_bytes_per_second = 0\n{quotas}");

@@ -53,7 +53,7 @@ fn lower_stores(session: &mut Session, sample: &Sample) {
         Blobd::at_root(Path::new(&below)).run(["import", file.to_str().unwrap()]).succeeds();
     }
     let uid = rustix::process::geteuid().as_raw();
-    let soft = format!("[quotas]\nusers = {{ {uid} = {{ soft = 1 }} }}");
+    let soft = format!("[quotas]\nusers = {{ {uid} = {{ soft = '1 B' }} }}");
     let both = sample.config("lower.toml", &format!("lower = [{below:?}, {absent:?}]\n{soft}"));
     let gone = sample.config("gone.toml", &format!("lower = [{absent:?}]"));
     let line = |session: &mut Session, form: &str, rest: &str| {

@@ -52,7 +52,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
             fixture.configured("[space]\nquota = \"16 KiB\"\n", &["import", model.to_str().unwrap()])
         },
         code: 6,
-        happened: "its quota is 16.0 KiB",
+        happened: "its quota is 16 KiB",
         why: "are used; this needs",
         to_do: "nothing was stored",
     },

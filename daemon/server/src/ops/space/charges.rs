@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use blobd_client::protocol::space::{ChargedGroup, ChargedUser, UserUsage};
 use blobd_store::{Payer, Pool, Store, UserCharge, VisitedFiles};
-use blobd_store_format::size::human_bytes;
+use blobd_store_format::size::{human_bytes, limit_bytes};
 
 use crate::names::Names;
 use crate::ops::OpError;
@@ -109,9 +109,9 @@ fn note(store: &Store, uid: u32, payer: &Payer, quota: UserQuota) -> Option<Stri
         Some(group) => format!("group {group}"),
     };
     tracing::warn!(uid, group = payer.group(), charged_bytes, soft_bytes, "over soft quota");
-    let (charged, soft) = (human_bytes(charged_bytes), human_bytes(soft_bytes));
+    let (charged, soft) = (human_bytes(charged_bytes), limit_bytes(soft_bytes));
     let hard = quota
         .hard
-        .map_or_else(String::new, |hard| format!("; above {} nothing more can be added", human_bytes(hard)));
+        .map_or_else(String::new, |hard| format!("; above {} nothing more can be added", limit_bytes(hard)));
     Some(format!("soft quota: {charged} of {soft} used by {user}{hard}; `blobd df --users` shows the use"))
 }
