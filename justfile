@@ -67,6 +67,11 @@ recording: build
 pictures:
     BLOBD_PICTURES={{ justfile_directory() }}/docs/images cargo test --package blobd-tests --test it -- web::page::pictures_show
 
+# Check the accessibility of the page of `blobd web` with axe-core from npm; needs chromium
+axe:
+    npm install --no-save --no-audit --no-fund --prefix target/axe axe-core@4
+    cargo test --package blobd-tests --test it -- web::page::accessibility
+
 # Measure against plain tools (docs/BENCHMARKS.md); the pull needs curl and is skipped without it
 bench *arguments: build
     cargo run --release --package blobd-tests --bin bench -- {{ arguments }}

@@ -46,7 +46,7 @@ macro_rules! routes {
             Models: Get "/v1/models", "ls", Read, [Page], fn models(NoParams) -> Document(response::ModelList);
             /// The details of one model: its metadata, its files, and name, type, shape and size of every tensor. Passes no
             /// descriptors and maps nothing.
-            Model: Get "/v1/models/{reference}", "show", Read, [],
+            Model: Get "/v1/models/{reference}", "show", Read, [Page],
                 fn model(Reference) -> Document(response::ModelDetails);
             /// A model's manifest with the original bytes, whose digest is the model's ID.
             Manifest: Get "/v1/manifests/{reference}", "manifest", Read, [], (Reference) -> Bytes(Manifest);
@@ -54,7 +54,7 @@ macro_rules! routes {
             Heads: Get "/v1/heads/{reference}", "heads", Read, [], fn heads(Reference) -> Document(response::ModelHeads);
             /// The memory that a model in the store needs, and how much of it fits into the memory in the parameters. Fails with
             /// `invalid_input` if the model has no GGUF file.
-            Fit: Get "/v1/fit/{reference}", "fit", Read, [],
+            Fit: Get "/v1/fit/{reference}", "fit", Read, [Page],
                 ((Reference, fit::FitParams)) -> Document(fit::FitReport);
             /// What a name has meant, and who changed that. The name may have been removed.
             History: Get "/v1/history/{reference}", "history", Read, [],

@@ -160,7 +160,7 @@ fn quota_and_transfer_limits_change_without_a_restart() {
     let import = ["import".as_ref(), model.as_os_str()];
     let log = configured.reload("[space]\nquota = \"4096 B\"\n[transfer]\nlimit_rate = \"3 MiB\"\n");
     assert!(log.contains("space.quota: null before, \"4 KiB\" now"), "{log}");
-    assert!(log.contains("scrub.rate_bytes_per_second: 0 before"), "{log}");
+    assert!(log.contains("scrub.rate_bytes_per_second: \"0 B\" before"), "{log}");
     configured.daemon.command().run(import).exits_with(6);
     let limit = configured.daemon.command().line("limit --json").succeeds().json();
     assert_eq!(limit["bytes_per_second"], 3 << 20);

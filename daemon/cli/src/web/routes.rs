@@ -15,7 +15,7 @@ pub(super) struct Asset {
 }
 
 /// They contain no data of the store, so everybody may load them.
-const ASSETS: [Asset; 8] = [
+const ASSETS: [Asset; 17] = [
     Asset { path: "/", media_type: "text/html; charset=utf-8", content: include_str!("page/index.html") },
     Asset {
         path: "/style.css",
@@ -24,9 +24,18 @@ const ASSETS: [Asset; 8] = [
     },
     script("/app.js", include_str!("page/app.js")),
     script("/connection.js", include_str!("page/connection.js")),
+    script("/families.js", include_str!("page/families.js")),
     script("/format.js", include_str!("page/format.js")),
+    script("/layers.js", include_str!("page/layers.js")),
+    script("/matrix.js", include_str!("page/matrix.js")),
+    script("/overview.js", include_str!("page/overview.js")),
+    script("/panel.js", include_str!("page/panel.js")),
+    script("/picture.js", include_str!("page/picture.js")),
+    script("/poll.js", include_str!("page/poll.js")),
+    script("/roving.js", include_str!("page/roving.js")),
     script("/tables.js", include_str!("page/tables.js")),
     script("/treemap.js", include_str!("page/treemap.js")),
+    script("/work.js", include_str!("page/work.js")),
     Asset { path: "/icon.svg", media_type: "image/svg+xml", content: include_str!("page/icon.svg") },
 ];
 
@@ -45,6 +54,8 @@ pub(crate) struct Relay(Client);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     route: Route,
+    /// Percent-encoded; empty if the request names no model.
+    name: String,
     query: Option<String>,
 }
 
@@ -55,7 +66,8 @@ impl Relay {
 
     /// Blocks until the daemon has responded.
     pub(super) fn ask(&self, request: &Request) -> Result<Vec<u8>, ClientError> {
-        let received = Received { query: request.query.as_deref(), ..Received::default() };
+        let (name, query) = (&*request.name, request.query.as_deref());
+        let received = Received { name, query, ..Received::default() };
         self.0.forward(request.route, &received)
     }
 }
@@ -63,8 +75,9 @@ impl Relay {
 /// The request at an address of the page: `/api/df?detail=12` stands for the daemon's `df` with `?detail=12`.
 pub(super) fn request(uri: &Uri) -> Option<Request> {
     let path = format!("/v1/{}", uri.path().strip_prefix("/api/")?);
-    let (route, _) = Route::find("GET", &path).filter(|(route, _)| route.is_for_page())?;
-    Some(Request { route, query: uri.query().map(str::to_owned) })
+    let (route, name) = Route::find("GET", &path).filter(|(route, _)| route.is_for_page())?;
+    let name = name.to_owned();
+    Some(Request { route, name, query: uri.query().map(str::to_owned) })
 }
 
 #[cfg(test)]
@@ -110,8 +123,11 @@ mod tests {
             let found = find(&route.path().replacen("/v1/", "/api/", 1).replace("{reference}", "m"));
             assert_eq!(found.map(|found| found.route), route.is_for_page().then_some(*route), "{route}");
         }
-        let detailed = Request { route: Route::Usage, query: Some("detail=12".to_owned()) };
+        let query = Some("detail=12".to_owned());
+        let detailed = Request { route: Route::Usage, name: String::new(), query };
         assert_eq!(find("/api/df?detail=12"), Some(detailed));
+        let name = "hf.co/me/m%3AQ4".to_owned();
+        assert_eq!(find("/api/fit/hf.co/me/m%3AQ4"), Some(Request { route: Route::Fit, name, query: None }));
         let direct = Route::Usage.path();
         let others = ["/api/", "/api/df/", "/API/df", "/api//df", "/df"].map(str::to_owned);
         for path in others.into_iter().chain([direct.to_owned(), format!("/api/..{direct}")]) {

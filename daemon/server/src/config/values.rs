@@ -354,5 +354,5 @@ pub(super) fn optional_size(bytes: Option<u64>) -> Json {
 
 /// A size as the configuration file has it.
 pub(super) fn size_value(bytes: u64) -> Json {
-    if bytes == 0 { json!(0) } else { json!(exact_bytes(bytes)) }
+    json!(exact_bytes(bytes))
 }

@@ -210,7 +210,8 @@ pub(super) fn trash(fixture: &mut Fixture) {
 pub(super) fn set_quota(fixture: &mut Fixture) {
     let usage = fixture.daemon.client().disk_usage().unwrap();
     let quota = usage.used_bytes + 50_000;
-    let space = format!("[space]\nquota = '{quota} B'\nmin_free = '4096 B'\nevict = \"all\"\nhigh_watermark = 100\n");
+    let space =
+        format!("[space]\nquota = '{quota} B'\nmin_free = '4096 B'\nevict = \"all\"\nhigh_watermark = 100\n");
     let groups = "[quotas.groups]\n0 = { together = \"1 TiB\" }\n";
     let before = fs::read_to_string(&fixture.config).unwrap();
     fs::write(&fixture.config, before + &space + groups).unwrap();

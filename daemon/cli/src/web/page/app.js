@@ -1,14 +1,28 @@
 // Asks again and again what the store contains and who uses it, and shows it.
 
 import { Lost, Refused, ask, begin, text } from "./connection.js";
-import { bytes, names, percent, plural, relative, user } from "./format.js";
-import { Table, progress, tag } from "./tables.js";
+import { distinctModels, families, parts as nameParts, short } from "./families.js";
+import { bytes, count, names, percent, plural, relative, user } from "./format.js";
+import { Layers, compare, summary } from "./layers.js";
+import { Matrix } from "./matrix.js";
+import { showOverview } from "./overview.js";
+import { Panel, about } from "./panel.js";
+import { save } from "./picture.js";
+import { Poll } from "./poll.js";
+import { Table, made, tag } from "./tables.js";
 import { Treemap } from "./treemap.js";
+import { Work } from "./work.js";
 
 const find = (id) => document.getElementById(id);
+const tell = (id) => (detail) => { find(id).textContent = detail; };
 
 // Milliseconds between two questions. A survey of the disk and of the memory takes the daemon longer than a list.
 const EVERY = { pulls: 1500, ps: 3000, df: 10_000, residency: 15_000, plans: 60_000 };
+
+/** How many sharers are asked for per model. */
+const SHARERS = 60;
+/** How many rows the table of models has until all are asked for. */
+const ROWS = 50;
 
 const LEGEND = [
   ["model", "one model only"], ["shared", "several models"], ["download", "unfinished downloads"],
@@ -22,48 +36,46 @@ const PART_NAMES = {
   directories: "directories", other: "other files",
 };
 
-const treemap = new Treemap(find("treemap"), (detail) => { find("treemap-detail").textContent = detail; });
-
-const sizes = (title, of) => ({ title, number: true, sort: (row) => of(row) ?? 0, text: (row) => sizeText(of(row)) });
+const size = (title, of, optional = false) => ({ title, number: true, optional, sort: (row) => of(row) ?? 0, text: (row) => sizeText(of(row)) });
 
 /** A size, or a dash: of a model in a lower store it is not known what it shares. */
-function sizeText(count) {
-  return count === undefined ? "–" : bytes(count);
+function sizeText(bytesOrNone) {
+  return bytesOrNone === undefined ? "–" : bytes(bytesOrNone);
 }
+
+/** What is known; each answer replaces a part of it. `facts` is by the digest of the model. */
+const known = { models: [], facts: new Map(), groups: [] };
+
+const work = new Work(() => polls.df.now());
+const panel = new Panel((one, other) => showPair(one, other, true));
+const open = (name) => {
+  const model = known.models.find((other) => other.name === name);
+  if (model) panel.open(model, known.facts.get(model.digest)).catch(() => {});
+};
+const treemap = new Treemap(find("treemap"), tell("treemap-detail"), open);
+const matrix = new Matrix(find("matrix"), find("matrix-note"), tell("matrix-detail"), (one, other) => showPair(one, other, true));
+const layers = new Layers(find("layers"), tell("layers-detail"));
+
+const onDisk = (model) => (model.unique_bytes === undefined ? undefined : model.unique_bytes + model.shared_bytes);
+const sharedPart = (model) => (onDisk(model) > 0 ? model.shared_bytes / onDisk(model) : 0);
+const factOf = (model) => known.facts.get(model.digest) ?? {};
 
 const tables = {
   parts: new Table(find("parts"), [
-    { title: "Part", text: (part) => part.label, sort: (part) => part.label },
+    { title: "Part", text: (part) => part.title, sort: (part) => part.title },
     { title: "Size", number: true, sort: (part) => part.bytes, text: (part) => bytes(part.bytes) },
     { title: "Needed by", text: (part) => part.by },
   ], { sorted: { column: 1, descending: true }, empty: "The store is empty." }),
   models: new Table(find("models"), [
-    { title: "Model", sort: (model) => model.name, cell: modelName },
-    sizes("Size", (model) => model.size),
-    sizes("Unique", (model) => model.unique_bytes),
-    sizes("Shared", (model) => model.shared_bytes),
-    { title: "Shared with", text: (model) => names((model.shared_with ?? []).map((other) => other.name), 2) || "–" },
-    { title: "Last opened", short: true, sort: (model) => Date.parse(model.last_opened ?? 0) || 0, text: lastOpened },
-  ], { sorted: { column: 2, descending: true }, empty: "No model." }),
-  pulls: new Table(find("pulls"), [
-    { title: "Model", text: (pull) => pull.model },
-    { title: "Done", cell: (pull) => progress(pull.completed_bytes, pull.total_bytes, `pull of ${pull.model}`) },
-    { title: "Bytes", number: true, text: (pull) => `${bytes(pull.completed_bytes)} of ${pull.total_bytes === null ? "–" : bytes(pull.total_bytes)}` },
-    { title: "Speed", number: true, text: (pull) => `${bytes(pull.bytes_per_second)}/s` },
-    { title: "User", text: user },
-    { title: "Since", short: true, text: (pull) => relative(pull.since) },
-    { title: "Source", text: (pull) => pull.source },
-    { title: "Now", text: (pull) => pull.status },
-  ], { empty: "None." }),
-  sessions: new Table(find("sessions"), [
-    { title: "Model", text: (session) => session.model, sort: (session) => session.model },
-    { title: "Process", number: true, text: (session) => { const pid = session.engine?.pid ?? session.pid; return pid > 0 ? String(pid) : "–"; }, sort: (session) => session.pid },
-    { title: "Command", text: (session) => (session.engine?.command ?? session.command ?? "–") + (session.container ? ` in ${session.container}` : "") },
-    { title: "User", text: user, sort: user },
-    { title: "Since", short: true, text: (session) => relative(session.since), sort: (session) => Date.parse(session.since) },
-    sizes("Mapped", (session) => session.bytes_mapped),
-    { title: "In memory", number: true, text: inMemory },
-  ], { empty: "No process has a model open." }),
+    { title: "Model", sort: (model) => model.name, text: (model) => model.name, cell: modelName },
+    { title: "Quant", optional: true, isWide: true, text: (model) => factOf(model).quantization ?? "–", sort: (model) => factOf(model).quantization ?? "" },
+    { title: "Parameters", number: true, optional: true, isWide: true, text: (model) => (factOf(model).parameters ? count(factOf(model).parameters) : "–"), sort: (model) => factOf(model).parameters ?? 0 },
+    size("As files", (model) => model.size),
+    size("On disk", onDisk, true),
+    { title: "Shared", number: true, optional: true, sort: sharedPart, text: (model) => (onDisk(model) > 0 && model.shared_bytes > 0 ? percent(model.shared_bytes, onDisk(model)) : "–") },
+    { title: "In memory", number: true, optional: true, text: (model) => work.memoryOf(model.name) },
+    { title: "Last opened", short: true, optional: true, sort: (model) => Date.parse(model.last_opened ?? 0) || 0, text: lastOpened },
+  ], { sorted: { column: 3, descending: true }, empty: "No model.", most: ROWS }),
   gc: new Table(find("gc"), [
     { title: "What", text: (row) => row.what },
     { title: "Of", text: (row) => row.of },
@@ -78,64 +90,51 @@ const tables = {
   ], { empty: "None." }),
 };
 
-/** What is known; each answer replaces a part of it. */
-const known = { models: [], usage: null, residency: new Map(), pulls: new Map() };
-
 function modelName(model) {
+  const button = made("button", model.name, "link");
+  button.type = "button";
+  button.dataset.row = model.name;
+  button.addEventListener("click", () => open(model.name));
   const marks = [];
   if (model.pinned) marks.push(tag("pinned"));
   if (model.damage) marks.push(tag("damaged"));
   if (model.store) marks.push(tag(`in ${model.store}`));
-  return [model.name, ...marks];
+  return [button, ...marks];
 }
 
 function lastOpened(model) {
+  if (!model.last_opened) return "–";
   const when = relative(model.last_opened);
   return model.last_opened_by ? `${when} by ${user(model.last_opened_by)}` : when;
 }
 
-// By session: sessions with the same name may have different models open.
-const sessionId = ({ pid, since, model }) => `${pid} ${since} ${model}`;
-
-function inMemory(session) {
-  const residency = known.residency.get(sessionId(session));
-  return residency ? `${bytes(residency.resident)} (${percent(residency.resident, residency.bytes)})` : "–";
-}
-
 function showDisk(usage, { models, lower_stores: lowerStores = [] }) {
-  known.usage = usage;
   // Those of lower stores take no space in this one, so the usage lacks them.
   const shares = new Map(usage.models.map((model) => [model.name, model]));
   known.models = models.map((model) => ({ ...(model.store ? {} : shares.get(model.name)), ...model }));
-  showFigures(usage);
+  const distinct = distinctModels(usage);
+  known.groups = families(distinct);
+  showOverview(usage, known.models);
   showWarnings(lowerStores.filter((store) => store.problem));
   find("empty").hidden = models.length > 0;
   find("models-section").hidden = models.length === 0;
-  const parts = diskParts(usage);
-  find("disk-parts").hidden = usage.models.length === 0 && parts.every((part) => part.kind === "other");
-  treemap.show(parts);
-  tables.parts.show(parts);
+  const boxes = diskBoxes(usage);
+  const areas = boxes.flatMap((box) => box.parts);
+  find("disk-parts").hidden = usage.models.length === 0 && areas.every((part) => part.kind === "other");
+  // The reserve is no use of the space, and would hide a small store.
+  treemap.show(boxes.filter((box) => box.id !== "reserve"));
+  tables.parts.show(areas);
+  showLegend(new Set(areas.map((part) => part.kind)));
   showModels();
+  find("matrix-section").hidden = !matrix.show(known.groups);
+  offerPairs(distinct);
+  askFacts();
 }
 
-function showFigures(usage) {
-  const saved = usage.logical_bytes > 0 ? ` (${percent(usage.saved_bytes, usage.logical_bytes)})` : "";
-  const inLower = known.models.filter((model) => model.store).length;
-  const figures = [
-    ["On disk", bytes(usage.disk_bytes)], ["Without sharing", bytes(usage.logical_bytes)],
-    ["Saved by sharing", bytes(usage.saved_bytes) + saved],
-    ["Can be freed", bytes(usage.reclaimable_bytes)], ["Models", String(known.models.length)],
-    ...(inLower > 0 ? [["In lower stores", String(inLower)]] : []),
-    ["Quota", usage.quota_bytes ? `${bytes(usage.used_bytes)} of ${bytes(usage.quota_bytes)}` : "none"],
-    ["Free on the disk", bytes(usage.free_bytes)],
-  ];
-  find("figures").replaceChildren(...figures.map(([title, value]) => {
-    const group = document.createElement("div");
-    const [term, definition] = [document.createElement("dt"), document.createElement("dd")];
-    [term.textContent, definition.textContent] = [title, value];
-    group.append(term, definition);
-    return group;
-  }));
+function showLegend(kinds) {
+  const shown = LEGEND.filter(([kind]) => kinds.has(kind));
+  if (find("legend").children.length === shown.length) return;
+  find("legend").replaceChildren(...shown.map(([kind, title]) => made("li", [made("span", "", kind), title])));
 }
 
 /** Says which lower stores cannot be used. */
@@ -147,11 +146,7 @@ function showWarnings(stores) {
   const list = find("warnings");
   // Set only if they differ: each change is read aloud.
   if ([...list.children].map((line) => line.textContent).join("\n") === texts.join("\n")) return;
-  list.replaceChildren(...texts.map((message) => {
-    const line = document.createElement("p");
-    [line.className, line.textContent] = ["warning", message];
-    return line;
-  }));
+  list.replaceChildren(...texts.map((message) => made("p", message, "warning")));
 }
 
 function showModels() {
@@ -159,62 +154,123 @@ function showModels() {
   const shown = known.models.filter((model) => model.name.toLowerCase().includes(wanted));
   tables.models.show(shown);
   find("models-count").textContent = wanted ? `${shown.length} of ${plural(known.models.length, "model")}` : "";
+  const isCut = tables.models.visible.length < shown.length;
+  find("models-all").hidden = !isCut;
+  find("models-all").textContent = `Show all ${shown.length}`;
 }
 
-/** The areas: what one model needs, what several share by who shares it, and the rest. They add up to the disk space. */
-function diskParts(usage) {
-  const parts = [];
+/** The boxes: a family with what each model needs alone and what several share, and the rest. They add up to the disk space. */
+function diskBoxes(usage) {
+  const familyOf = new Map(known.groups.flatMap((group) => group.models.map((model) => [model.name, group])));
+  const boxes = new Map(known.groups.map((group) => [group, { id: group.id, label: group.label, parts: [] }]));
+  const others = [];
+  const alone = (part) => others.push({ id: part.id, label: part.label, parts: [part] });
+  const place = (family, part) => (boxes.has(family) ? boxes.get(family).parts.push(part) : alone(part));
   let inParts = 0;
-  for (const [place, part] of (usage.shared_parts ?? []).entries()) {
-    const by = names(part.models, 12, part.model_count);
+  for (const [number, part] of (usage.shared_parts ?? []).entries()) {
     inParts += part.bytes;
-    const label = `shared by ${names(part.models, 2, part.model_count)}`;
-    parts.push(area(`shared ${place}`, "shared", label, part.bytes, by));
+    const title = `shared by ${names(part.models, 2, part.model_count)}`;
+    const isOfAll = part.model_count === familyOf.get(part.models[0])?.models.length;
+    const label = isOfAll ? `all ${part.model_count} share` : `${part.model_count} share`;
+    place(familyOf.get(part.models[0]), area(`shared ${number}`, "shared", { label, title }, part.bytes, names(part.models, 12, part.model_count)));
   }
-  usage.rows.forEach((row, place) => {
+  usage.rows.forEach((row, number) => {
     if (row.kind === "shared") {
-      parts.push(area("shared", "shared", PART_NAMES.shared, row.bytes - inParts, "several models or the trash"));
+      alone(area("shared", "shared", { label: PART_NAMES.shared }, row.bytes - inParts, "several models or the trash"));
     } else if (row.kind === "model") {
-      parts.push(area(`model ${row.name}`, "model", row.name, row.bytes, `${row.name} only`));
+      const family = familyOf.get(row.name);
+      const also = row.other_names?.length ? ` and ${plural(row.other_names.length, "other name")}` : "";
+      const part = area(`model ${row.name}`, "model", { label: ownLabel(row.name, family), title: row.name + also }, row.bytes, `${row.name + also} only`);
+      place(family, { ...part, model: row.name });
     } else if (row.kind === "download") {
       const name = row.name ?? "a file";
-      parts.push(area(`download ${place}`, "download", `download of ${name}`, row.bytes, `${received(row)} received`));
+      alone(area(`download ${number}`, "download", { label: `download of ${name}` }, row.bytes, `${received(row)} received`));
     } else {
       const kind = ["unneeded", "in_use", "trash", "quarantine"].includes(row.kind) ? row.kind : "other";
-      parts.push(area(row.kind, kind, PART_NAMES[row.kind] ?? PART_NAMES.other, row.bytes, (row.by ?? []).join("; ")));
+      alone(area(row.kind, kind, { label: PART_NAMES[row.kind] ?? PART_NAMES.other }, row.bytes, (row.by ?? []).join("; ")));
     }
   });
-  return parts.filter((part) => part.bytes > 0);
+  return [...boxes.values(), ...others].map((box) => ({ ...box, parts: box.parts.filter((part) => part.bytes > 0) }));
+}
+
+/** The last part and the tag; in a box with the same name only the tag. */
+function ownLabel(name, family) {
+  const [last, tagged] = nameParts(name);
+  return family.models.length > 1 && last === family.label && tagged && tagged !== "latest" ? tagged : short(name);
 }
 
 function received(row) {
   return row.received_bytes === undefined ? "part" : row.size ? percent(row.received_bytes, row.size) : bytes(row.received_bytes);
 }
 
-function area(id, kind, label, size, by) {
-  const detail = `${label}, ${bytes(size)}${by && by !== `${label} only` ? `: ${by}` : ""}`;
-  return { id, kind, label, size: bytes(size), bytes: size, by: by || "–", detail };
+function area(id, kind, { label, title = label }, partBytes, by) {
+  const detail = `${title}, ${bytes(partBytes)}${by && by !== `${title} only` ? `: ${by}` : ""}`;
+  return { id, kind, label, title, size: bytes(partBytes), bytes: partBytes, by: by || "–", detail };
 }
 
-function showPulls({ pulls }) {
-  tables.pulls.show(pulls);
-  const running = new Map(pulls.map((pull) => [`${pull.model} ${pull.since}`, pull.model]));
-  const begun = [...running].filter(([id]) => !known.pulls.has(id)).map(([, model]) => `pull of ${model} begins`);
-  const ended = [...known.pulls].filter(([id]) => !running.has(id)).map(([, model]) => `pull of ${model} has ended`);
-  known.pulls = running;
-  // Only changes are read aloud, not every step of the progress.
-  if (begun.length + ended.length > 0) find("pulls-live").textContent = [...begun, ...ended].join("; ");
-  if (ended.length > 0) polls.df.now();
+/** Asks for the quantisation and the parameters of the models in view, one after the other, once each. */
+async function askFacts() {
+  if (askFacts.isRunning) return;
+  askFacts.isRunning = true;
+  try {
+    for (const model of tables.models.visible) {
+      if (known.facts.has(model.digest) || document.hidden) continue;
+      await details(model.name);
+    }
+    showModels();
+  } catch {
+    // The polls tell what is wrong.
+  } finally {
+    askFacts.isRunning = false;
+    document.documentElement.dataset.facts = "known";
+  }
 }
 
-function showSessions({ sessions }) {
-  tables.sessions.show(sessions);
+/** The details of a model; an error of the daemon if it has none. The facts in it are kept. */
+async function details(name) {
+  const model = known.models.find((other) => other.name === name);
+  const found = await ask(about("models", name));
+  const { architecture, quantization, parameters } = found;
+  if (model) known.facts.set(model.digest, { architecture, quantization, parameters });
+  return found;
 }
 
-function noteResidency({ sessions }) {
-  const told = sessions.filter((session) => session.resident_bytes !== undefined);
-  known.residency = new Map(told.map((session) => [sessionId(session), { bytes: session.model_bytes, resident: session.resident_bytes }]));
-  showSessions({ sessions });
+/** Fills the choices of the comparison, and shows the pair that shares the most at first. */
+function offerPairs(distinct) {
+  const able = known.groups.flatMap((group) => group.models).map((model) => model.name);
+  find("layers-section").hidden = able.length < 2 || !distinct.some((model) => model.shares.size > 0);
+  const state = able.join("\n");
+  if (find("layers-section").hidden || offerPairs.state === state) return;
+  const isFirst = offerPairs.state === undefined;
+  offerPairs.state = state;
+  const chosen = ["layers-one", "layers-other"].map((id) => find(id).value);
+  for (const id of ["layers-one", "layers-other"]) {
+    find(id).replaceChildren(...able.map((name) => { const option = made("option", name); option.value = name; return option; }));
+  }
+  const pairs = distinct.flatMap((model) => [...model.shares].map(([other, shared]) => [shared, model.name, other]));
+  const [, one, other] = pairs.reduce((best, pair) => (pair[0] > best[0] ? pair : best), [0, able[0], able[1]]);
+  if (isFirst || chosen.some((name) => !able.includes(name))) showPair(one, other, false);
+  else [find("layers-one").value, find("layers-other").value] = chosen;
+}
+
+/** Compares the layers of two models. */
+async function showPair(one, other, isAsked) {
+  [find("layers-one").value, find("layers-other").value] = [one, other];
+  if (isAsked) {
+    find("layers-section").scrollIntoView({ block: "start" });
+    find("layers-one").focus({ preventScroll: true });
+  }
+  try {
+    const found = [await details(one), await details(other)];
+    if (find("layers-one").value !== one || find("layers-other").value !== other) return;
+    const failed = found.find((answer) => answer.error);
+    const compared = failed ? { layers: [], total: { same: 0, differs: 0, only: 0 } } : compare(found[0].tensors, found[1].tensors);
+    find("layers-summary").textContent = failed ? text(failed.error) : summary(compared);
+    find("layers-detail").textContent = "";
+    layers.show(compared);
+  } catch (error) {
+    find("layers-summary").textContent = error.message;
+  }
 }
 
 const REASONS = {
@@ -228,61 +284,28 @@ function showPlans(gc, eviction) {
   } else {
     find("gc-text").textContent = gc.freed_bytes > 0 ? `would free ${bytes(gc.freed_bytes)}:` : "would free nothing.";
     const groups = new Map();
-    for (const { reason, of, size } of gc.deleted) {
+    for (const { reason, of, size: freed } of gc.deleted) {
       const id = JSON.stringify([reason, of]);
       const group = groups.get(id) ?? { what: REASONS[reason] ?? "other", of: of ?? "–", count: 0, bytes: 0 };
       group.count += 1;
-      group.bytes += size;
+      group.bytes += freed;
       groups.set(id, group);
     }
     tables.gc.show([...groups.values()].sort((a, b) => b.bytes - a.bytes));
   }
-  if (eviction.error) {
-    find("eviction-text").textContent = text(eviction.error);
-  } else {
-    find("eviction-text").textContent = evictionText(eviction);
-    tables.eviction.show(eviction.evicted);
-  }
+  find("eviction-text").textContent = eviction.error ? text(eviction.error) : evictionText(eviction);
+  if (!eviction.error) tables.eviction.show(eviction.evicted);
+  find("gc-part").hidden = !gc.error && gc.freed_bytes === 0;
+  find("eviction-part").hidden = !eviction.error && eviction.needed_bytes === 0;
+  find("free-section").hidden = find("gc-part").hidden && find("eviction-part").hidden;
 }
 
-function evictionText({ policy, used_bytes, quota_bytes, needed_bytes, evicted, spared }) {
+function evictionText({ policy, used_bytes: used, quota_bytes: quota, needed_bytes: needed, evicted, spared }) {
   if (policy === "never") return "is off: no model is removed to make space (space.evict in the configuration).";
-  const limit = quota_bytes === null ? "there is no quota" : `${bytes(used_bytes)} of ${bytes(quota_bytes)} are used`;
-  if (needed_bytes === 0) return `would remove nothing now: ${limit}. ${plural(spared.length, "model")} would never be removed.`;
+  const limit = quota === null ? "there is no quota" : `${bytes(used)} of ${bytes(quota)} are used`;
+  if (needed === 0) return `would remove nothing now: ${limit}. ${plural(spared.length, "model")} would never be removed.`;
   const what = evicted.length > 0 ? `would remove ${plural(evicted.length, "model")}` : "would not be enough, so it removes nothing";
-  return `${what}: ${limit}, and ${bytes(needed_bytes)} are needed.`;
-}
-
-/** Asks regularly while the window is visible, and at once when it becomes visible or is asked to. */
-class Poll {
-  #interval;
-  #work;
-  #timer = null;
-  #isRunning = false;
-
-  constructor(interval, work) {
-    this.#interval = interval;
-    this.#work = work;
-    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.now(); });
-  }
-
-  async now() {
-    if (this.#isRunning) return;
-    clearTimeout(this.#timer);
-    this.#isRunning = true;
-    try {
-      if (!document.hidden) {
-        await this.#work();
-        report(this, null);
-      }
-    } catch (error) {
-      report(this, error);
-      if (error instanceof Refused) return;
-    } finally {
-      this.#isRunning = false;
-    }
-    this.#timer = setTimeout(() => this.now(), this.#interval);
-  }
+  return `${what}: ${limit}, and ${bytes(needed)} are needed.`;
 }
 
 /** An answer, or an exception for an error of the daemon. */
@@ -293,15 +316,18 @@ async function answer(question) {
 }
 
 const polls = {
-  pulls: new Poll(EVERY.pulls, async () => showPulls(await answer("pulls"))),
-  ps: new Poll(EVERY.ps, async () => showSessions(await answer("ps"))),
-  df: new Poll(EVERY.df, async () => showDisk(...await Promise.all([answer("df?detail=12"), answer("models")]))),
-  residency: new Poll(EVERY.residency, async () => noteResidency(await answer("ps?residency=true"))),
+  pulls: new Poll(EVERY.pulls, async () => work.showPulls(await answer("pulls")), report),
+  ps: new Poll(EVERY.ps, async () => work.showSessions(await answer("ps")), report),
+  df: new Poll(EVERY.df, async () => showDisk(...await Promise.all([answer(`df?detail=${SHARERS}`), answer("models")])), report),
+  residency: new Poll(EVERY.residency, async () => {
+    work.noteResidency(await answer("ps?residency=true"));
+    showModels();
+  }, report),
   // A user who may not collect is told so, which is no failure.
   plans: new Poll(EVERY.plans, async () => {
     find("store").textContent = (await answer("version")).root;
     showPlans(...await Promise.all([ask("gc"), ask("eviction")]));
-  }),
+  }, report),
 };
 
 /** What fails now, by who has asked. */
@@ -312,23 +338,21 @@ function report(source, error) {
   if (error === null) problems.delete(source);
   else problems.set(source, error);
   const [first] = problems.values();
-  // Set only if it differs: each change of these texts is read aloud.
-  const set = (id, message) => { if (find(id).textContent !== message) find(id).textContent = message; };
-  set("problem", first ? first instanceof Lost || first instanceof Refused ? first.message : String(first) : "");
-  find("problem").hidden = !first;
-  set("status", !first ? "live" : first instanceof Refused ? "no session" : "no answer, trying again");
+  work.showProblem(first ? first instanceof Lost || first instanceof Refused ? first.message : String(first) : "");
+  const status = !first ? "live" : first instanceof Refused ? "no session" : "no answer, trying again";
+  // Set only if it differs: each change is read aloud.
+  if (find("status").textContent !== status) find("status").textContent = status;
   document.documentElement.dataset.state = first ? "lost" : "live";
 }
 
 async function start() {
-  find("legend").replaceChildren(...LEGEND.map(([kind, title]) => {
-    const [item, colour] = [document.createElement("li"), document.createElement("span")];
-    colour.className = kind;
-    item.append(colour, title);
-    return item;
-  }));
-  for (const table of Object.values(tables)) table.show([]);
   find("filter").addEventListener("input", showModels);
+  find("models-all").addEventListener("click", () => { tables.models.showAll(); showModels(); askFacts(); });
+  for (const id of ["layers-one", "layers-other"]) {
+    find(id).addEventListener("change", () => showPair(find("layers-one").value, find("layers-other").value, false));
+  }
+  find("matrix-save").addEventListener("click", () => save(find("matrix"), "blobd-shared"));
+  find("layers-save").addEventListener("click", () => save(find("layers"), "blobd-layers"));
   find("refresh").addEventListener("click", () => Object.values(polls).forEach((poll) => poll.now()));
   // A new link was opened in this window.
   addEventListener("hashchange", () => location.reload());

@@ -15,6 +15,33 @@ export function bytes(count) {
   return `${value.toFixed(digits)} ${UNITS[unit]}`;
 }
 
+/** A whole, parts of it and the rest in the unit of the whole, so that the rounded numbers add up, as the commands print them. */
+export function division(whole, parts) {
+  const rest = Math.max(parts.reduce((left, part) => left - part, whole), 0);
+  let unit = 0;
+  while (unit < UNITS.length - 1 && whole >= 1024 ** (unit + 1)) unit += 1;
+  if (unit === 0 || parts.some((part) => part > whole)) return [whole, ...parts, rest].map(bytes);
+  const scale = whole < 10 * 1024 ** unit ? 100 : 10;
+  const [all, ...some] = [whole, ...parts].map((part) => Math.round((part * scale) / 1024 ** unit));
+  const left = Math.max(some.reduce((sum, part) => sum - part, all), 0);
+  return [all, ...some, left].map((number) => `${(number / scale).toFixed(scale === 100 ? 2 : 1)} ${UNITS[unit]}`);
+}
+
+/** `7.2 B`: a number of parameters. */
+export function count(number) {
+  const unit = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "K"]].find(([least]) => number >= least);
+  if (!unit) return String(number);
+  const value = number / unit[0];
+  return `${value >= 99.5 ? value.toFixed(0) : value.toFixed(1)} ${unit[1]}`;
+}
+
+/** `3 min`: how long something takes. */
+export function duration(seconds) {
+  if (seconds < 90) return `${Math.max(Math.ceil(seconds), 1)} s`;
+  if (seconds < 90 * 60) return `${Math.round(seconds / 60)} min`;
+  return `${Math.round(seconds / 3600)} h`;
+}
+
 const SPANS = [[365 * 86400, "year"], [30 * 86400, "month"], [86400, "day"], [3600, "hour"], [60, "minute"]];
 
 /** `3 days ago`, `in 2 hours` */

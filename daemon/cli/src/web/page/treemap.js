@@ -1,12 +1,9 @@
 // A treemap: areas that are as square as possible (Bruls, Huizing and van Wijk, "Squarified Treemaps").
 
-const SVG = "http://www.w3.org/2000/svg";
-
-// The width of a character of the labels, on average; fonts differ.
-const CHARACTER = 7.5;
+import { Roving, element, fitting } from "./roving.js";
 
 /** Divides a rectangle among values, the largest first; returns a rectangle for each. */
-export function squarify(values, x, y, width, height) {
+export function squarify(values, { x, y, width, height }) {
   const total = values.reduce((sum, value) => sum + value, 0);
   if (!(total > 0)) return [];
   const scale = (width * height) / total;
@@ -48,87 +45,75 @@ function worst(areas, first, end, sum, side) {
   return Math.max(squared * areas[first], 1 / (squared * areas[end - 1]));
 }
 
-/** Shows parts, given as `{id, kind, label, size, detail, bytes}`, and tells `onDetail` which one is looked at. */
+const GAP = 2;
+const HEADER = 18;
+
+/**
+ * Shows groups of parts, `{id, label, parts: [{id, kind, label, size, detail, bytes, model?}]}`. `onDetail` gets the detail of
+ * the part that is looked at, `onOpen` the model of one that is activated.
+ */
 export class Treemap {
   #svg;
-  #onDetail;
-  #parts = [];
-  #current = null;
+  #roving;
+  #groups = [];
+  #parts = new Map();
 
-  constructor(svg, onDetail) {
+  constructor(svg, onDetail, onOpen) {
     this.#svg = svg;
-    this.#onDetail = onDetail;
+    const part = (item) => this.#parts.get(item.dataset.id);
+    this.#roving = new Roving(svg, (item) => onDetail(part(item).detail), (item) => {
+      if (part(item).model) onOpen(part(item).model);
+    });
     new ResizeObserver(() => this.#draw()).observe(svg.parentElement);
-    svg.addEventListener("keydown", (event) => this.#onKey(event));
   }
 
-  show(parts) {
-    this.#parts = [...parts].sort((a, b) => b.bytes - a.bytes);
+  show(groups) {
+    const size = (group) => group.parts.reduce((sum, part) => sum + part.bytes, 0);
+    const sorted = groups.map((group) => ({ ...group, bytes: size(group), parts: [...group.parts].sort(bySize) }));
+    this.#groups = sorted.filter((group) => group.bytes > 0).sort(bySize);
+    this.#parts = new Map(sorted.flatMap((group) => group.parts).map((part) => [part.id, part]));
     this.#draw();
   }
 
   #draw() {
     const width = this.#svg.parentElement.clientWidth;
     if (width === 0) return;
-    const height = Math.round(Math.min(Math.max(width * 0.4, 240), 460));
-    const hadFocus = this.#svg.contains(document.activeElement);
+    const height = Math.round(Math.min(Math.max(width * 0.4, 260), 460));
     this.#svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.#svg.setAttribute("height", height);
-    if (!this.#parts.some((part) => part.id === this.#current)) this.#current = this.#parts[0]?.id ?? null;
-    const rectangles = squarify(this.#parts.map((part) => part.bytes), 0, 0, width, height);
-    this.#svg.replaceChildren(...rectangles.map((rectangle, place) => this.#area(this.#parts[place], rectangle)));
-    if (hadFocus) this.#focused()?.focus();
+    const boxes = squarify(this.#groups.map((group) => group.bytes), { x: 0, y: 0, width, height });
+    this.#roving.replace(boxes.flatMap((box, place) => this.#box(this.#groups[place], box)));
   }
 
-  #area(part, { x, y, width, height }) {
-    const group = element("g", { tabindex: part.id === this.#current ? 0 : -1, role: "img", "aria-label": part.detail });
-    group.dataset.id = part.id;
-    group.append(element("rect", { x, y, width, height, class: part.kind }));
-    // Half a number would be a wrong one.
-    const isWhole = part.size.length * CHARACTER <= width - 10;
-    [fitting(part.label, width - 10), isWhole ? part.size : ""].forEach((label, place) => {
-      if (!label || height < 20 + 16 * place) return;
-      const text = element("text", { x: x + 5, y: y + 15 + 16 * place });
-      text.textContent = label;
-      group.append(text);
-    });
-    const title = element("title", {});
-    title.textContent = part.detail;
-    group.append(title);
-    group.addEventListener("pointerenter", () => this.#onDetail(part.detail));
-    group.addEventListener("focus", () => {
-      this.#current = part.id;
-      this.#onDetail(part.detail);
-    });
-    return group;
-  }
-
-  #focused() {
-    return [...this.#svg.children].find((group) => group.dataset.id === this.#current);
-  }
-
-  #onKey(event) {
-    const groups = [...this.#svg.children];
-    const place = groups.findIndex((group) => group.dataset.id === this.#current);
-    const steps = { ArrowRight: place + 1, ArrowDown: place + 1, ArrowLeft: place - 1, ArrowUp: place - 1, Home: 0, End: groups.length - 1 };
-    const next = groups[steps[event.key]];
-    if (!next) return;
-    event.preventDefault();
-    groups[place]?.setAttribute("tabindex", -1);
-    next.setAttribute("tabindex", 0);
-    next.focus();
+  /** A family: its name above its parts, if there is room for it. */
+  #box(group, { x, y, width, height }) {
+    if (group.parts.length === 1) return [area(group.parts[0], { x, y, width, height })];
+    const inner = { x: x + GAP, y: y + GAP, width: Math.max(width - 2 * GAP, 1), height: Math.max(height - 2 * GAP, 1) };
+    const label = inner.height > 60 && inner.width > 50 ? fitting(group.label, inner.width - 6) : "";
+    const made = [];
+    if (label) {
+      const title = element("g", { class: "family" });
+      title.append(element("text", { x: inner.x + 3, y: inner.y + 13 }, label));
+      made.push(title);
+      inner.y += HEADER;
+      inner.height -= HEADER;
+    }
+    const rectangles = squarify(group.parts.map((part) => part.bytes), inner);
+    return made.concat(rectangles.map((rectangle, place) => area(group.parts[place], rectangle)));
   }
 }
 
-function element(name, attributes) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return made;
+function area(part, { x, y, width, height }) {
+  const group = element("g", { tabindex: -1, role: "img", "aria-label": part.detail });
+  group.dataset.id = part.id;
+  group.append(element("rect", { x, y, width, height, class: part.kind }));
+  // Half a number would be a wrong one.
+  const size = fitting(part.size, width - 10) === part.size ? part.size : "";
+  [fitting(part.label, width - 10), size].forEach((label, place) => {
+    if (label && height >= 20 + 16 * place) group.append(element("text", { x: x + 5, y: y + 15 + 16 * place }, label));
+  });
+  group.append(element("title", {}, part.detail));
+  return group;
 }
 
-/** As much of a text as fits a width, or nothing if that says little. */
-function fitting(text, width) {
-  const most = Math.floor(width / CHARACTER);
-  if (text.length <= most) return text;
-  return most >= 5 ? `${text.slice(0, most - 1)}…` : "";
-}
+const bySize = (a, b) => b.bytes - a.bytes;

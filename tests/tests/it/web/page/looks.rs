@@ -50,7 +50,7 @@ pub(super) fn check_legend(browser: &mut Browser) {
          .map((one) => getComputedStyle(one).backgroundColor.match(/\\d+/g).map(Number))",
     );
     let colours: Vec<[u8; 3]> = serde_json::from_value(colours).unwrap();
-    assert_eq!(colours.len(), 8);
+    assert!(colours.len() >= 3, "{colours:?}");
     let distance = |a: &[u8; 3], b: &[u8; 3]| a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max();
     for (place, one) in colours.iter().enumerate() {
         assert!(colours[..place].iter().all(|other| distance(one, other) > Some(32)), "{one:?}: {colours:?}");
