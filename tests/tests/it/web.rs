@@ -112,6 +112,8 @@ fn requests_of_the_page_are_answered_with_and_without_a_daemon() {
             "trash",
             "gc",
             "eviction",
+            "models/m:latest",
+            "fit/m",
         ] {
             let answer = web.ask(question, &key);
             assert!(answer.is_object() && answer["error"].is_null(), "{question}: {answer}");

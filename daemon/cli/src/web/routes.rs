@@ -54,7 +54,7 @@ pub(crate) struct Relay(Client);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     route: Route,
-    /// Percent-encoded; empty if the request names no model.
+    /// Empty if the request names no model. No character of a name has to be encoded in a path.
     name: String,
     query: Option<String>,
 }
@@ -126,8 +126,8 @@ mod tests {
         let query = Some("detail=12".to_owned());
         let detailed = Request { route: Route::Usage, name: String::new(), query };
         assert_eq!(find("/api/df?detail=12"), Some(detailed));
-        let name = "hf.co/me/m%3AQ4".to_owned();
-        assert_eq!(find("/api/fit/hf.co/me/m%3AQ4"), Some(Request { route: Route::Fit, name, query: None }));
+        let name = "hf.co/me/m:Q4".to_owned();
+        assert_eq!(find("/api/fit/hf.co/me/m:Q4"), Some(Request { route: Route::Fit, name, query: None }));
         let direct = Route::Usage.path();
         let others = ["/api/", "/api/df/", "/API/df", "/api//df", "/df"].map(str::to_owned);
         for path in others.into_iter().chain([direct.to_owned(), format!("/api/..{direct}")]) {

@@ -7,8 +7,8 @@ import { made } from "./tables.js";
 
 const find = (id) => document.getElementById(id);
 
-/** The query part of a request about one model. */
-export const about = (route, name) => `${route}/${name.split("/").map(encodeURIComponent).join("/")}`;
+/** A question about one model. Its name has no character that paths do not have. */
+export const about = (route, name) => `${route}/${name}`;
 
 export class Panel {
   #dialog = find("panel");
