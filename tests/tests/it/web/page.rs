@@ -256,7 +256,8 @@ fn three_models(mut visit: Visit, browser: &mut Browser) -> Picture {
     let reader = Reader::open(&visit.daemon.socket(), "phi3-mini");
     let large = ModelFile::dense_of(3, 2, 512);
     let registry = registry_with(&large);
-    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(4 << 10, Duration::from_millis(100)));
+    // So slow that it does not end before the page has been checked on a busy machine.
+    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(1 << 10, Duration::from_millis(100)));
     let name = registry.name("library/tiny:latest");
     let mut pull = visit.daemon.command().command();
     let mut pull = pull.args(["pull", &name, "--quiet"]).spawn().unwrap();
@@ -348,7 +349,7 @@ fn treemap_by_keyboard(browser: &mut Browser) {
     assert_ne!(browser.evaluate(label), second);
 }
 
-/// The panel of a model, the matrix, and the strip of layers of two models of which one tensor differs.
+/// The panel of a model, the matrix, and the strip of layers of two models.
 fn layers_are_compared(browser: &mut Browser) {
     browser.evaluate("document.querySelector('#models tbody button').click()");
     browser.wait_for("document.getElementById('panel').open");
@@ -363,7 +364,7 @@ fn layers_are_compared(browser: &mut Browser) {
     );
     browser.wait_for("document.getElementById('layers-summary').textContent.includes('tensors differ')");
     let summary = browser.evaluate("document.getElementById('layers-summary').textContent");
-    assert!(summary.as_str().unwrap().contains("in layers 6–7"), "{summary}");
+    assert!(summary.as_str().unwrap().contains("in layers 5–7"), "{summary}");
     assert_eq!(browser.evaluate("document.querySelectorAll('#layers [data-id]').length"), 7);
     assert!(browser.evaluate("document.querySelectorAll('#layers .only').length").as_u64() >= Some(2));
 }
