@@ -2,6 +2,7 @@
 
 use blobd_model::estimate::{Basis, Estimate, EstimateError, Model, ModelSet, SafetensorsModel, Settings};
 use blobd_model::metadata::Metadata;
+use blobd_model::tensor_layers::TensorLayers;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::Header;
@@ -18,8 +19,13 @@ const UNNAMED_CONTEXT: u64 = 4096;
 /// The largest context that is assumed if none is requested.
 const DEFAULT_CONTEXT: u64 = 8192;
 
+/// The component of a layer that is a tensor.
+const LAYER: &str = "tensor";
+
 /// The file in a model's folder with the numbers of its attention.
 const CONFIG: &str = "config.json";
+/// A model that is not a language model.
+const PIPELINE: &str = "a pipeline of several models";
 
 /// A file of a model.
 #[derive(Debug)]
@@ -43,6 +49,8 @@ pub enum FitContent {
     Safetensors(safetensors::Header),
     /// All of a short text, such as the parameters.
     Text(Vec<u8>),
+    /// Nothing, of a layer that is a tensor: it is missing or damaged, or the model is not stored.
+    UnknownLayer,
 }
 
 impl FitContent {
@@ -51,6 +59,22 @@ impl FitContent {
         match Header::parse(start) {
             Ok(header) => Some(Self::Header(header)),
             Err(_) => safetensors::Header::parse_start(start).ok().map(Self::Safetensors),
+        }
+    }
+
+    /// Whether a file of this type is a safetensors file with one tensor, or a few, of a model without larger files.
+    pub fn is_layer(media_type: &MediaType) -> bool {
+        media_type.component() == LAYER
+    }
+
+    /// What is known of a file of this type and name from what was read of it; `None` if an estimate does not need it.
+    pub fn from_file(media_type: &MediaType, name: Option<&str>, read: Option<Vec<u8>>) -> Option<Self> {
+        match read {
+            Some(text) if Self::is_text(media_type, name) => Some(Self::Text(text)),
+            read => {
+                let header = read.and_then(|start| Self::from_header(&start));
+                header.or_else(|| Self::is_layer(media_type).then_some(Self::UnknownLayer))
+            }
         }
     }
 
@@ -102,6 +126,12 @@ pub struct Room {
     pub memory_bytes: Option<u64>,
 }
 
+impl FitFile {
+    fn is_layer(&self) -> bool {
+        FitContent::is_layer(&self.media_type)
+    }
+}
+
 impl FitModel {
     /// Sorts the files of a model by what they are. A model with GGUF files is estimated from these.
     pub fn new(name: &str, digest: Option<Digest>, files: Vec<FitFile>) -> Result<Self, ErrorBody> {
@@ -112,8 +142,11 @@ impl FitModel {
             FitContent::Text(text) if file.media_type.component() == "params" => context_of(text),
             _ => None,
         });
+        let is_layers = !files.iter().any(|file| of_weights(&file)) && files.iter().any(FitFile::is_layer);
         let (weights, file_bytes, data_offset) = if files.iter().filter(of_weights).any(is_gguf) {
             gguf_weights(files, &component)
+        } else if is_layers {
+            Some(layer_weights(name, &files)?)
         } else {
             safetensors_weights(&files, &component)
         }
@@ -268,17 +301,48 @@ fn safetensors_weights(files: &[FitFile], component: &str) -> FoundWeights {
     let other_kind = if component == "adapter" || name(first).starts_with("adapter_model") {
         Some("an adapter")
     } else {
-        (!has_main && name(first).contains('/')).then_some("a pipeline of several models")
+        (!has_main && name(first).contains('/')).then_some(PIPELINE)
     };
-    let config = files.iter().find_map(|file| match &file.content {
+    let model = SafetensorsModel::new(main.iter().map(|(_, header)| *header), config(files), other_kind);
+    Some(safetensors_files(model, &main))
+}
+
+/// The weights of a model that has a layer for each tensor, or for a few. Names with a slash start with the component of a
+/// pipeline.
+fn layer_weights(model: &str, files: &[FitFile]) -> Result<(Weights, u64, u64), ErrorBody> {
+    let refused = |reason: String| ErrorBody::new(ErrorCode::InvalidInput, format!("{model}: {reason}"));
+    let (mut layers, mut main) = (TensorLayers::new(""), Vec::new());
+    for (number, file) in files.iter().enumerate().filter(|(_, file)| file.is_layer()) {
+        let layer = file.name.as_deref().unwrap_or_default();
+        let FitContent::Safetensors(header) = &file.content else {
+            let body = refused(format!("layer {layer:?}: expected a header of safetensors, found none"));
+            return Err(body.with_hint(
+                "an estimate needs all layers in the store: `blobd pull` fetches what is missing",
+            ));
+        };
+        layers.add(layer, number, header).map_err(|error| refused(error.to_string()))?;
+        main.push((file, header));
+    }
+    let is_pipeline =
+        main.iter().any(|(file, _)| file.name.as_deref().is_some_and(|name| name.contains('/')));
+    let other_kind = is_pipeline.then_some(PIPELINE);
+    Ok(safetensors_files(SafetensorsModel::from_layers(&layers, config(files), other_kind), &main))
+}
+
+fn config(files: &[FitFile]) -> Option<&[u8]> {
+    files.iter().find_map(|file| match &file.content {
         FitContent::Text(text) if file.name.as_deref() == Some(CONFIG) => Some(text.as_slice()),
         _ => None,
-    });
-    let model = SafetensorsModel::new(main.iter().map(|(_, header)| *header), config, other_kind);
-    let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0, u64::saturating_add);
-    let file_bytes = sum(&mut main.iter().map(|(file, _)| file.size));
-    let data_offset = sum(&mut main.iter().map(|(_, header)| header.data_offset()));
-    Some((Weights::Safetensors(Box::new(model)), file_bytes, data_offset))
+    })
+}
+
+fn safetensors_files(
+    model: SafetensorsModel,
+    files: &[(&FitFile, &safetensors::Header)],
+) -> (Weights, u64, u64) {
+    let file_bytes = files.iter().fold(0, |sum: u64, (file, _)| sum.saturating_add(file.size));
+    let data_offset = files.iter().fold(0, |sum: u64, (_, header)| sum.saturating_add(header.data_offset()));
+    (Weights::Safetensors(Box::new(model)), file_bytes, data_offset)
 }
 
 fn sized(file: &SizedHeader) -> (&Header, Option<u64>) {

@@ -129,6 +129,11 @@ impl TensorLayers {
         names.into_iter()
     }
 
+    /// The tensors and parts with their names, sorted by these.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &LayerTensor)> {
+        self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
+    }
+
     /// The tensor or part with this name.
     pub fn tensor(&self, name: &str) -> Option<&LayerTensor> {
         self.tensors.get(name)

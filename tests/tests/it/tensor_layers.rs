@@ -6,6 +6,8 @@ use blobd_client::weights::{Dtype, ManifestWeights};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::safetensors::HeaderWriter;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::folders::ModelFolder;
+use blobd_tests::http;
 use blobd_tests::oracle::sha256;
 use blobd_tests::registry::FakeRegistry;
 use serde_json::{Value as Json, json};
@@ -20,9 +22,8 @@ fn tensor(key: &str, bytes: [u8; 2]) -> Vec<u8> {
     file
 }
 
-/// A daemon that has pulled a model of two components, and the model's name.
-fn daemon() -> (TestDaemon, Reference) {
-    let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
+/// Adds a model of these layers to a registry, with the component, name and content of each, and returns its name.
+fn publish(registry: &FakeRegistry, layers: &[(&str, &str, Vec<u8>)]) -> String {
     let layer = |kind: &str, name: Option<&str>, bytes: &[u8]| -> Json {
         registry.add_blob(bytes);
         let digest = format!("sha256:{}", sha256(bytes));
@@ -31,16 +32,21 @@ fn daemon() -> (TestDaemon, Reference) {
         layer["name"] = name.into();
         layer
     };
-    let mut layers: Vec<Json> = (0..)
-        .zip(TENSORS)
-        .map(|(number, name)| layer("tensor", Some(name), &tensor(name, [0x80 + number, 0x90])))
-        .collect();
-    layers.push(layer("json", Some("model_index.json"), br#"{"quantization":"none"}"#));
+    let layers: Vec<Json> = layers.iter().map(|(kind, name, bytes)| layer(kind, Some(name), bytes)).collect();
     let mut config = layer("config", None, b"{}");
     config["mediaType"] = "application/vnd.docker.container.image.v1+json".into();
     let manifest = json!({ "schemaVersion": 2, "config": config, "layers": layers });
     registry.add_manifest("library/images:latest", manifest.to_string().as_bytes());
-    let name = registry.name("library/images");
+    registry.name("library/images")
+}
+
+/// A daemon that has pulled a model of two components, and the model's name.
+fn daemon() -> (TestDaemon, Reference) {
+    let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
+    let tensors = (0..).zip(TENSORS);
+    let tensors = tensors.map(|(number, name)| ("tensor", name, tensor(name, [0x80 + number, 0x90])));
+    let index = ("json", "model_index.json", br#"{"quantization":"none"}"#.to_vec());
+    let name = publish(&registry, &tensors.chain([index]).collect::<Vec<_>>());
     daemon.command().run(["pull", &name]).succeeds();
     (daemon, name.parse().unwrap())
 }
@@ -179,4 +185,50 @@ fn tensor_unpacks_the_numbers_of_quantised_layers() {
         let text = run(&[]).text();
         assert!(text.contains(&quant_type.to_uppercase()) && text.contains("elements   32"), "{text}");
     }
+}
+
+#[test]
+fn fit_counts_the_weights_and_the_cache_of_layers() {
+    let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
+    let layer = |name: &'static str, dtype: Dtype, shape: &[u64]| {
+        let mut writer = HeaderWriter::new();
+        // A name of January 2026, of a file with one tensor.
+        let mut file = writer.tensor("data", dtype, shape).unwrap().header().unwrap();
+        let bytes = shape.iter().product::<u64>() * dtype.bits() / 8;
+        file.resize(file.len() + usize::try_from(bytes).unwrap(), 1);
+        ("tensor", name, file)
+    };
+    // As many heads as the weights of llama with 4 heads of 16 elements, 2 of them for keys.
+    let layers = [
+        layer("model.embed_tokens.weight", Dtype::BF16, &[128, 64]),
+        layer("model.layers.0.self_attn.k_proj.weight", Dtype::BF16, &[32, 64]),
+        layer("model.layers.0.self_attn.v_proj.weight", Dtype::BF16, &[32, 64]),
+        layer("model.layers.0.mlp.up_proj.weight", Dtype::U32, &[128, 8]),
+        layer("model.layers.0.mlp.up_proj.weight_scale", Dtype::BF16, &[128, 1]),
+        ("json", "config.json", ModelFolder::transformers(1).0["config.json"].clone()),
+    ];
+    let name = publish(&registry, &layers);
+    let fit = |options: &[&str]| daemon.command().run(["fit", &name, "--json"].iter().chain(options));
+    let error = fit(&[]).exits_with(1).error();
+    assert!(error.message.contains("layer \"model.embed_tokens.weight\": expected a header"), "{error:?}");
+    assert!(error.hint.unwrap().contains("pull"));
+    daemon.command().run(["pull", &name]).succeeds();
+    let answer = fit(&["--ctx", "1000", "--vram", "1GiB"]).succeeds().json();
+    assert_eq!(answer["basis"], "safetensors-2026-11:llama");
+    let (embedding, block) = (128 * 64 * 2, 2 * 32 * 64 * 2 + 128 * 8 * 4 + 128 * 2);
+    assert_eq!(answer["weights_bytes"], embedding + block);
+    assert_eq!(answer["kv_total_bytes"], 2 * 32 * 1000 * 2, "keys and values of one block");
+    let of_block = answer["weights"].as_array().unwrap().iter().find(|part| part["block"] == 0).unwrap();
+    assert_eq!(of_block["bytes"], block);
+    let path = format!("/v1/fit/{name}?context=1000&vram_bytes=1073741824");
+    let asked = http::get(&daemon.socket(), &path);
+    assert_eq!(serde_json::from_str::<Json>(&asked.body).unwrap(), answer, "the daemon answers the same");
+}
+
+#[test]
+fn fit_of_a_pipeline_counts_only_its_weights() {
+    let (daemon, name) = daemon();
+    let answer = daemon.command().run(["fit", &name.to_string(), "--json"]).succeeds().json();
+    assert_eq!(answer["basis"], "weights only: no rule for a pipeline of several models");
+    assert_eq!(answer["weights_bytes"], 3 * 4);
 }

@@ -137,11 +137,7 @@ impl Params {
 fn fit_model(model: DescribedModel) -> Result<FitModel, ErrorBody> {
     let file = |file: DescribedFile| {
         let DescribedFile { media_type, name, size, content, .. } = file;
-        let content = content?;
-        let content = match FitContent::is_text(&media_type, name.as_deref()) {
-            true => FitContent::Text(content),
-            false => FitContent::from_header(&content)?,
-        };
+        let content = FitContent::from_file(&media_type, name.as_deref(), content)?;
         Some(FitFile { media_type, name, size, content })
     };
     FitModel::new(&model.name, model.digest, model.files.into_iter().filter_map(file).collect())

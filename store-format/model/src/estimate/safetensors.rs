@@ -1,11 +1,12 @@
-//! Models of safetensors files with a `config.json`, as transformers, vLLM and their like load them.
+//! Models of safetensors files with a `config.json`, as transformers, vLLM and their like load them, and Ollama's models with a
+//! layer for each tensor.
 //!
 //! The weights are those of the files' headers. The KV cache follows from `config.json`, compared with the shapes of the
 //! key and value projections. The memory of the computation is not counted: it depends on the engine and its kernels.
 
 use std::collections::BTreeMap;
 
-use blobd_store_format::safetensors::Header;
+use blobd_store_format::safetensors::{Header, Tensor};
 
 use self::cache::KvCache;
 use self::names::TensorName;
@@ -13,6 +14,7 @@ use super::number::Number;
 use super::weights::Weights;
 use super::{Basis, CacheType, Estimate, EstimateError, LayerWeights, Model, Part, Settings, Vision};
 use crate::config::AttentionConfig;
+use crate::tensor_layers::TensorLayers;
 
 mod cache;
 mod names;
@@ -44,6 +46,20 @@ impl SafetensorsModel {
             // A name in two files is one tensor.
             tensors.entry(tensor.name()).or_insert(tensor);
         }
+        Self::from_tensors(&tensors, config, other_kind)
+    }
+
+    /// Reads a model with a layer for each tensor, or for a few, as Ollama has them.
+    pub fn from_layers(layers: &TensorLayers, config: Option<&[u8]>, other_kind: Option<&str>) -> Self {
+        let tensors = layers.tensors().map(|(name, tensor)| (name, &**tensor)).collect();
+        Self::from_tensors(&tensors, config, other_kind)
+    }
+
+    fn from_tensors(
+        tensors: &BTreeMap<&str, &Tensor>,
+        config: Option<&[u8]>,
+        other_kind: Option<&str>,
+    ) -> Self {
         let config = config.map(AttentionConfig::from_config);
         let context_length = match &config {
             Some(Ok(config)) => config.context_length.unwrap_or(0),
@@ -53,10 +69,10 @@ impl SafetensorsModel {
             (Some(kind), _) => Err(format!("no rule for {kind}")),
             (None, None) => Err("the model has no config.json".to_owned()),
             (None, Some(Err(_))) => Err("config.json is not JSON".to_owned()),
-            (None, Some(Ok(config))) => KvCache::new(&config, &tensors),
+            (None, Some(Ok(config))) => KvCache::new(&config, tensors),
         };
         let blocks = cache.as_ref().map_or(0, KvCache::blocks);
-        let weights = weights(tensors.values().map(|tensor| (tensor.name(), tensor.size_bytes())), blocks);
+        let weights = weights(tensors.iter().map(|(name, tensor)| (*name, tensor.size_bytes())), blocks);
         let without = || weights.blocks.iter().position(|bytes| *bytes == 0);
         let cache = match (cache, without()) {
             (Ok(_), Some(block)) => Err(format!("there are no weights of block {block}")),

@@ -13,6 +13,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
 use super::headers::{HeaderTurn, Texts, header_bytes, read_header, read_in_turn};
+use super::layer_info::LayerHeaders;
 use crate::ops::OpError;
 
 /// The headers and texts of a model, which are read part by part: those of one file can have 100 MB.
@@ -48,7 +49,7 @@ impl HeadContent {
 pub(crate) fn heads(store: &Store, reference: &Reference, holder: String) -> Result<HeadsOutline, OpError> {
     let lease = store.liveness().leases().grant(holder);
     let model = store.names().leased_model(reference, &lease)?;
-    let (mut texts, mut seen) = (Texts::new(), BTreeSet::new());
+    let (mut short, mut seen) = ((Texts::new(), LayerHeaders::new()), BTreeSet::new());
     let named = model.contents()?;
     let (mut files, mut contents) = (Vec::with_capacity(named.len()), Vec::with_capacity(named.len()));
     for NamedFile { file, name, .. } in &named {
@@ -60,7 +61,7 @@ pub(crate) fn heads(store: &Store, reference: &Reference, holder: String) -> Res
             size: descriptor.size,
             content: None,
         });
-        contents.push(head_content(store, (file, name.as_deref()), &mut texts, &mut seen)?);
+        contents.push(head_content(store, (file, name.as_deref()), &mut short, &mut seen)?);
     }
     let digest = model.manifest.digest();
     let origin = store.names().name_origin(&model.reference, digest).origin;
@@ -80,9 +81,9 @@ pub(crate) fn fit(
     let model = store.names().leased_model(reference, &lease)?;
     // All headers are in memory at once, so the turn is for their sum.
     let turn = HeaderTurn::take(header_bytes(store, reference)?);
-    let (mut texts, mut files) = (Texts::new(), Vec::new());
+    let (mut short, mut files) = ((Texts::new(), LayerHeaders::new()), Vec::new());
     for NamedFile { file, name, .. } in model.contents()? {
-        let content = fit_content(store, (&file, name.as_deref()), &mut texts, &turn)?;
+        let content = fit_content(store, (&file, name.as_deref()), &mut short, &turn)?;
         let (media_type, size) = (file.descriptor.media_type.clone(), file.descriptor.size);
         files.extend(content.map(|content| FitFile { media_type, name, size, content }));
     }
@@ -95,7 +96,7 @@ pub(crate) fn fit(
 fn head_content(
     store: &Store,
     (file, name): (&StoredFile, Option<&str>),
-    texts: &mut Texts,
+    (texts, layers): &mut (Texts, LayerHeaders),
     seen: &mut BTreeSet<Digest>,
 ) -> Result<Option<HeadContent>, OpError> {
     if let Some(recipe) = &file.recipe {
@@ -108,6 +109,9 @@ fn head_content(
         return Ok(Some(HeadContent { blob, bytes: header.bytes().len() as u64 }));
     }
     let descriptor = &file.descriptor;
+    if let Some(header) = layers.read(store, file)? {
+        return Ok(Some(HeadContent { blob: descriptor.digest, bytes: header.data_offset() }));
+    }
     let is_text = texts.admit(&descriptor.media_type, name, descriptor.size);
     Ok(is_text.then_some(HeadContent { blob: descriptor.digest, bytes: descriptor.size }))
 }
@@ -115,13 +119,17 @@ fn head_content(
 fn fit_content(
     store: &Store,
     (file, name): (&StoredFile, Option<&str>),
-    texts: &mut Texts,
+    (texts, layers): &mut (Texts, LayerHeaders),
     turn: &HeaderTurn,
 ) -> Result<Option<FitContent>, OpError> {
     let descriptor = &file.descriptor;
     if let Some(recipe) = &file.recipe {
         let header = read_in_turn(store, recipe, turn)?;
         return Ok(header.and_then(|header| FitContent::from_header(header.bytes())));
+    }
+    if FitContent::is_layer(&descriptor.media_type) {
+        let header = layers.read(store, file)?;
+        return Ok(Some(header.map_or(FitContent::UnknownLayer, FitContent::Safetensors)));
     }
     let is_text = FitContent::is_text(&descriptor.media_type, name)
         && texts.admit(&descriptor.media_type, name, descriptor.size);

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use blobd_client::fit::FitContent;
 use blobd_client::protocol::response::{ModelDetails, ModelTensor};
 use blobd_model::config::{ConfigQuantization, ModelConfig, QUANTIZATION_FILES};
 use blobd_model::tensor_layers::{DescribedTensor, Quantization, TensorLayers, Totals};
@@ -82,7 +83,11 @@ pub(super) fn quantization(store: &Store, model: &Model) -> Result<Option<Config
 /// The layers that are tensors, with their number in the model.
 fn tensor_layers(model: &Model) -> impl Iterator<Item = (usize, &StoredFile)> {
     let files = model.files.iter().enumerate();
-    files.filter(|(_, file)| file.recipe.is_none() && file.descriptor.media_type.component() == "tensor")
+    files.filter(|(_, file)| is_layer(file))
+}
+
+fn is_layer(file: &StoredFile) -> bool {
+    file.recipe.is_none() && FitContent::is_layer(&file.descriptor.media_type)
 }
 
 /// The tensors in the layers; `None` above a limit, or if two layers have a tensor of one name.
@@ -100,6 +105,25 @@ fn layers(store: &Store, model: &Model) -> Result<Option<TensorLayers>, OpError>
         }
     }
     Ok(Some(layers))
+}
+
+/// The headers of a model's layers, limited in total.
+pub(super) struct LayerHeaders {
+    bytes_left: u64,
+}
+
+impl LayerHeaders {
+    pub(super) const fn new() -> Self {
+        Self { bytes_left: MAX_HEADERS_BYTES }
+    }
+
+    /// The header of a file if it is a layer; `None` above the limit too.
+    pub(super) fn read(&mut self, store: &Store, file: &StoredFile) -> Result<Option<Header>, OpError> {
+        let header = if is_layer(file) { header(store, file)? } else { None };
+        let left = header.as_ref().and_then(|header| self.bytes_left.checked_sub(header.data_offset()));
+        self.bytes_left = left.unwrap_or(self.bytes_left);
+        Ok(header.filter(|_| left.is_some()))
+    }
 }
 
 /// The header of a layer's file; `None` if the file is missing or not a safetensors file of the expected size, or its

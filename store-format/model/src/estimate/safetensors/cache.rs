@@ -212,8 +212,8 @@ impl Rows {
 /// Reads the rows of tensors whose elements are not packed. The blocks of a vision tower are not among them.
 fn stored_rows(tensors: &BTreeMap<&str, &Tensor>) -> StoredRows {
     let mut stored = StoredRows::default();
-    for tensor in tensors.values().filter(|tensor| is_plain(tensor.dtype())) {
-        let (Some((_, name)), [rows, _columns]) = (in_block(tensor.name()), tensor.shape()) else { continue };
+    for (name, tensor) in tensors.iter().filter(|(_, tensor)| is_plain(tensor.dtype())) {
+        let (Some((_, name)), [rows, _columns]) = (in_block(name), tensor.shape()) else { continue };
         for (names, found) in
             [(&KEYS[..], &mut stored.k), (&VALUES[..], &mut stored.v), (&LATENTS[..], &mut stored.latent)]
         {
