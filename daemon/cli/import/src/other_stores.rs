@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use blobd_cli_common::usage;
+use blobd_cli_common::{file_error, usage};
 use blobd_client::paths::expanded;
 use blobd_store_format::model_folder::Selection;
 
@@ -203,6 +203,14 @@ pub(crate) fn is_hub_cache(path: &Path) -> bool {
     hub::is_store(path)
 }
 
+/// The program whose store a folder is, if it keeps manifests as a registry serves them: its files do not say what they are.
+pub(super) fn program_with_manifests(folder: &Path) -> Option<&'static Program> {
+    // A folder of the first ones looks like one of Ollama too.
+    let keys = ["docker-model-runner", "llmman", "ollama"].into_iter();
+    let mut programs = keys.filter_map(|key| PROGRAMS.iter().find(|program| program.key == key));
+    programs.find(|program| program.has_models(folder))
+}
+
 /// The stores of a program: those in the `given` folders, or in its usual places.
 ///
 /// # Errors
@@ -213,6 +221,12 @@ pub(crate) fn find(
     options: &ScanOptions<'_>,
 ) -> Result<Vec<FoundStore>, ErrorBody> {
     if let Some(other) = given.iter().find(|folder| !program.has_models(folder)) {
+        let listed = fs::read_dir(other);
+        if let Err(error) = listed
+            && error.kind() == io::ErrorKind::PermissionDenied
+        {
+            return Err(file_error(&other.display().to_string(), &error));
+        }
         return Err(not_found(program, std::slice::from_ref(other), true));
     }
     let folders = if given.is_empty() { program.folders() } else { given.to_vec() };

@@ -158,3 +158,20 @@ fn first_model_of_the_list_gets_a_name_that_two_programs_have() {
     let run = home.import(&blobd, &["--from", "all"]).succeeds().json();
     assert_eq!(run["imported"], json!([]), "{run}");
 }
+
+#[test]
+fn stores_and_models_that_cannot_be_imported_are_called_what_they_are() {
+    let daemon = TestDaemon::start();
+    let home = Home::new(daemon.scratch());
+    home.add(".ollama/models/manifests/registry.ollama.ai/library/tiny/latest", "{}");
+    home.add_model(&format!(".ollama/models/blobs/sha256-{}", "0".repeat(64)), 1);
+    let store = home.0.join(".ollama/models");
+    let error = daemon.command().run(["import", store.to_str().unwrap(), "--json"]).error();
+    let hint = format!("--from ollama={}", store.display());
+    assert!(error.message.contains("the store of Ollama") && error.hint.unwrap().contains(&hint));
+    home.add(&format!("hub/models--ann--old/snapshots/{}/pytorch_model.bin", "0".repeat(40)), "pickle");
+    let mut command = daemon.command().command();
+    command.args(["import", &format!("--from-hf={}", home.0.join("hub").display())]);
+    let text = run(&mut command).succeeds().text();
+    assert!(text.contains("hf.co/ann/old") && !text.contains("stored already"), "{text}");
+}

@@ -227,7 +227,8 @@ fn execute(
     reported?;
     let tried = wanted.iter().filter(|model| model.state() != ModelState::LeftOut).count();
     let stored = plan.models().len() - tried - plan.left_out().count();
-    if tried == 0 && !global.json && !global.hides_reports() {
+    let has_only_left_out = stored == 0 && plan.left_out().next().is_some();
+    if tried == 0 && !has_only_left_out && !global.json && !global.hides_reports() {
         print_text(&format!("{} stored already\n", counted(stored, "model")))?;
     }
     let left_out = report::left_out(&plan.left_out().collect::<Vec<_>>());

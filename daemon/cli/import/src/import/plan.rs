@@ -18,7 +18,7 @@ use blobd_store_format::safetensors::Header;
 use super::related_files::{LocalSidecar, ModelFile, shards_of, sidecars_of};
 use super::{gguf_folder, open, with_folders};
 use crate::local_folder::{Folder, Identity, Links};
-use crate::other_stores::{downloaded_digest, is_hub_cache};
+use crate::other_stores::{downloaded_digest, is_hub_cache, program_with_manifests};
 use crate::{Digest, ErrorBody, ErrorCode};
 
 /// A path and the model that was found there, or why none was found.
@@ -105,9 +105,18 @@ fn plan_folder(path: &Path, selection: &Selection, links: Links) -> Vec<PathMode
         return plan_folders(path, &folder, &inner, (selection, links));
     }
     let Some(files) = ListedFolder::gguf_files(folder.files(), selection) else {
-        return vec![(path.to_owned(), ListedModel::from_folder(path, folder, selection).map(Planned::List))];
+        let model = ListedModel::from_folder(path, folder, selection).map(Planned::List);
+        return vec![(path.to_owned(), model.map_err(|error| store_error(path).unwrap_or(error)))];
     };
     plan_gguf_files(path, &folder, &files)
+}
+
+/// The error about a folder without weights that is the store of another program.
+fn store_error(path: &Path) -> Option<ErrorBody> {
+    let (program, shown) = (program_with_manifests(path)?, path.display());
+    let message = format!("{shown}: the store of {}, not one model", program.title);
+    let hint = format!("`blobd import --from {}={shown}` imports its models", program.key);
+    Some(ErrorBody::new(ErrorCode::InvalidInput, message).with_hint(hint))
 }
 
 /// The models in these folders of a folder, and in the GGUF files beside them. Other weights are left out, and named with the
