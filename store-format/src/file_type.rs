@@ -155,10 +155,10 @@ pub fn quantization_bits(text: &str) -> Option<u32> {
 
 /// Quantisations in names of files that have no file type of their own: `llama-quantize`'s short forms,
 /// mixes with larger embeddings (`_L`, `_XL`), layouts for ARM that llama.cpp removed, other spellings.
-const OTHER_NAMES: [&str; 22] = [
+const OTHER_NAMES: [&str; 25] = [
     "Q3_K", "Q4_K", "Q5_K", "Q8_K", "Q2_K_L", "Q2_K_XL", "Q3_K_XL", "Q4_K_L", "Q4_K_XL", "Q5_K_L", "Q5_K_XL",
-    "Q6_K_L", "Q6_K_XL", "Q8_K_XL", "Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8", "MXFP4", "FP8", "FP16", "FP32",
-    "F64",
+    "Q6_K_L", "Q6_K_XL", "Q8_K_XL", "Q4_0_4_4", "Q4_0_4_8", "Q4_0_8_8", "MXFP4", "MXFP6", "MXFP8", "FP4",
+    "FP8", "FP16", "FP32", "F64",
 ];
 
 const NAMES: [(u32, &str); 37] = [
@@ -239,6 +239,7 @@ mod tests {
             ("tiny-f16", "tiny", "f16"),
             ("gpt-oss-20b-MXFP4", "gpt-oss-20b", "MXFP4"),
             ("gpt-oss-20b-mxfp4_moe", "gpt-oss-20b", "mxfp4_moe"),
+            ("mlx-mxfp8", "mlx", "mxfp8"),
             ("m-Q4_K", "m", "Q4_K"),
             ("m-q8_K_xl", "m", "q8_K_xl"),
             ("Qwen3-8B-UD-Q4_K_XL", "Qwen3-8B", "UD-Q4_K_XL"),

@@ -34,7 +34,7 @@ use serde_json::Value as Json;
 
 pub use self::index::{FolderFault, is_index_of_weights};
 use self::index::{ShardIndex, index_name};
-pub use self::selection::{LeftOut, Reason, Selection, is_never_taken};
+pub use self::selection::{LeftOut, Reason, Selection, UselessPattern, is_never_taken};
 use crate::file_format::FileFormat;
 use crate::file_type::ShardName;
 use crate::model_file::{ModelPathError, check_paths, has_other_weights};
@@ -105,7 +105,7 @@ pub struct FolderPlan {
 }
 
 impl ListedFolder {
-    /// The most files in a folder, those that are left out included.
+    /// The most files in a folder, those that are left out included, except those that a pattern excludes.
     pub const MAX_FILES: usize = 100_000;
     /// The longest file that [`plan`](Self::plan) needs. The index of a model of 100,000 tensors has 10 MB.
     pub const MAX_TEXT_BYTES: u64 = 32 << 20;
@@ -120,11 +120,14 @@ impl ListedFolder {
         selection: &Selection,
     ) -> Result<Self, FolderError> {
         let (mut taken, mut left_out) = (Vec::new(), Vec::new());
-        for (count, file) in files.into_iter().enumerate() {
-            if count >= Self::MAX_FILES {
+        let mut count = 0_usize;
+        for file in files {
+            let reason = selection.reason_against(&file);
+            count = count.saturating_add(usize::from(reason != Some(Reason::Excluded)));
+            if count > Self::MAX_FILES {
                 return Err(FolderError::TooManyFiles);
             }
-            match selection.reason_against(&file) {
+            match reason {
                 None => taken.push(file),
                 Some(reason) => left_out.push(LeftOut { file, reason }),
             }
@@ -145,7 +148,10 @@ impl ListedFolder {
         paths.sort_unstable();
         match first_part(&paths) {
             Some((path, command)) => FolderError::Part { path, command },
-            None => FolderError::NoWeights { left_out: self.weights_left_out() },
+            None => {
+                let by_patterns = self.left_out.iter().any(LeftOut::is_weights_by_pattern);
+                FolderError::NoWeights { left_out: self.weights_left_out(), by_patterns }
+            }
         }
     }
 
@@ -279,6 +285,8 @@ pub enum FolderError {
     NoWeights {
         /// Paths of files with weights that are left out.
         left_out: Vec<String>,
+        /// Whether patterns leave out files with weights.
+        by_patterns: bool,
     },
     #[error("{path:?}: expected a whole file, found a part of one")]
     Part {
@@ -297,10 +305,13 @@ impl FolderError {
             Self::Part { command, .. } => return format!("join the parts: `{command}`").into(),
             Self::TooManyFiles => "name the folder of one model, or leave files out with `--exclude PATTERN`",
             Self::Path(_) => "rename the file, or leave it out with `--exclude PATTERN`",
-            Self::NoWeights { left_out } if left_out.iter().any(|path| is_gguf(path)) => {
+            Self::NoWeights { by_patterns: true, .. } => {
+                "the patterns have to match at least one file with weights"
+            }
+            Self::NoWeights { left_out, .. } if left_out.iter().any(|path| is_gguf(path)) => {
                 "each GGUF file is a model of its own: name the files, such as `FOLDER/*.gguf`"
             }
-            Self::NoWeights { left_out } if !left_out.is_empty() => {
+            Self::NoWeights { left_out, .. } if !left_out.is_empty() => {
                 "`--include '*'` stores all files, those of other formats whole"
             }
             Self::NoWeights { .. } => "name the folder that has the weights",

@@ -1,8 +1,10 @@
 //! Indexes of shards: `model.safetensors.index.json` says which file has which tensor.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
-use serde::Deserialize;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value as Json;
 
 use super::{Known, folder_of};
@@ -37,6 +39,10 @@ pub enum FolderFault {
         "{second}: tensor {tensor:?}: {first} has one of this name too; it depends on the program which is used"
     )]
     TensorTwice { tensor: String, first: String, second: String },
+    #[error(
+        "{index}: tensor {tensor:?}: the index names it twice, in {first} and in {second}; programs take the last one"
+    )]
+    TensorNamedTwice { index: String, tensor: String, first: String, second: String },
     #[error("{index}: wrong total_size: expected {expected} bytes of tensors, found {found}")]
     TotalSize { index: String, found: u64, expected: u64 },
     #[error("{file}: beside the shards of {index}: programs load this file, not the shards")]
@@ -112,6 +118,7 @@ impl FolderFault {
             Self::ShardLeftOut { .. }
             | Self::TensorNotIndexed { .. }
             | Self::TensorTwice { .. }
+            | Self::TensorNamedTwice { .. }
             | Self::TotalSize { .. }
             | Self::StrayFile { .. }
             | Self::SeveralSets { .. }
@@ -156,13 +163,50 @@ pub(super) struct ShardIndex {
     /// The index in `shards` of each tensor.
     tensors: BTreeMap<Box<str>, usize>,
     total_size: Option<u64>,
+    /// A tensor that is named twice, with both shards.
+    named_twice: Option<[Box<str>; 3]>,
 }
 
 #[derive(Deserialize)]
 struct RawIndex {
     #[serde(default)]
     metadata: Option<Json>,
-    weight_map: BTreeMap<Box<str>, Box<str>>,
+    weight_map: WeightMap,
+}
+
+/// The shard of each tensor. Of a name that comes twice, the last one counts.
+#[derive(Default)]
+struct WeightMap {
+    shards: BTreeMap<Box<str>, Box<str>>,
+    /// The first tensor that comes twice with different shards, and these.
+    named_twice: Option<[Box<str>; 3]>,
+}
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(WeightMapVisitor)
+    }
+}
+
+struct WeightMapVisitor;
+
+impl<'de> Visitor<'de> for WeightMapVisitor {
+    type Value = WeightMap;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
+        let mut weights = WeightMap::default();
+        while let Some((tensor, shard)) = map.next_entry::<Box<str>, Box<str>>()? {
+            let first = weights.shards.insert(tensor.clone(), shard.clone());
+            if let Some(first) = first.filter(|first| *first != shard) {
+                weights.named_twice.get_or_insert([tensor, first, shard]);
+            }
+        }
+        Ok(weights)
+    }
 }
 
 impl ShardIndex {
@@ -174,20 +218,22 @@ impl ShardIndex {
         let refused = |reason| FolderFault::Index { index: path.to_owned(), reason };
         let raw: RawIndex = serde_json::from_slice(json).map_err(|error| refused(reason(&error)))?;
         let folder = folder_of(path);
-        let names: BTreeSet<&str> = raw.weight_map.values().map(|name| &**name).collect();
+        let WeightMap { shards: weight_map, named_twice } = raw.weight_map;
+        let names: BTreeSet<&str> = weight_map.values().map(|name| &**name).collect();
         let names: Vec<&str> = names.into_iter().collect();
-        if names.len() > Self::MAX_SHARDS || raw.weight_map.len() > Self::MAX_TENSORS {
+        if names.len() > Self::MAX_SHARDS || weight_map.len() > Self::MAX_TENSORS {
             let (tensors, shards) = (Self::MAX_TENSORS, Self::MAX_SHARDS);
             return Err(refused(format!("expected at most {tensors} tensors in {shards} shards")));
         }
         let place = |name: &str| names.binary_search(&name).unwrap_or_default();
-        let tensors = raw.weight_map.iter().map(|(tensor, name)| (tensor.clone(), place(name))).collect();
+        let tensors = weight_map.iter().map(|(tensor, name)| (tensor.clone(), place(name))).collect();
         let shard = |name: &&str| match is_file_name(name) {
             true => Ok(joined(folder, name)),
             false => Err((*name).to_owned()),
         };
         let total_size = raw.metadata.as_ref().and_then(|metadata| size(metadata.get("total_size")?));
-        Ok(Self { path: path.to_owned(), shards: names.iter().map(shard).collect(), tensors, total_size })
+        let shards = names.iter().map(shard).collect();
+        Ok(Self { path: path.to_owned(), shards, tensors, total_size, named_twice })
     }
 
     /// The path of the index itself.
@@ -218,6 +264,10 @@ impl ShardIndex {
         if known.takes(&name.whole) && !self.shards().any(|shard| shard == name.whole) {
             faults.push(FolderFault::StrayFile { index: index(), file: name.whole.clone() });
         }
+        faults.extend(self.named_twice.as_ref().map(|names| {
+            let [tensor, first, second] = names.each_ref().map(ToString::to_string);
+            FolderFault::TensorNamedTwice { index: index(), tensor, first, second }
+        }));
         faults
     }
 

@@ -6,14 +6,30 @@ use super::FolderFile;
 use crate::file_format::FileFormat;
 use crate::glob::Glob;
 use crate::model_file::{describes_other_weights, has_other_weights, is_pickle};
+use crate::text::quoted;
 
 /// Patterns of paths. Without patterns, the files of the model are taken. With patterns to include, exactly the files that
 /// match one are taken, in any format. Files that match a pattern to exclude are never taken. `*` also matches `/`, and a
 /// pattern that ends with `/` stands for everything in that folder.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    include: Vec<Glob>,
-    exclude: Vec<Glob>,
+    include: Vec<Pattern>,
+    exclude: Vec<Pattern>,
+}
+
+#[derive(Clone, Debug)]
+struct Pattern {
+    /// As the user wrote it.
+    text: String,
+    glob: Glob,
+}
+
+/// A pattern that chooses nothing, which its user may not expect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UselessPattern {
+    option: &'static str,
+    pattern: String,
+    why: &'static str,
 }
 
 /// A file of the folder that is not a file of the model.
@@ -31,6 +47,8 @@ pub enum Reason {
     Partial,
     /// A record of a download, of a version control system or of a desktop.
     Hidden,
+    /// A part of its path begins with `-`.
+    Dash,
     Excluded,
     /// No pattern to include matches it.
     NotIncluded,
@@ -55,14 +73,26 @@ impl Selection {
         include: impl IntoIterator<Item = &'p str>,
         exclude: impl IntoIterator<Item = &'p str>,
     ) -> Self {
-        let glob = |pattern: &str| match pattern.ends_with('/') {
-            true => Glob::new(&format!("{pattern}*")),
-            false => Glob::new(pattern),
-        };
         Self {
-            include: include.into_iter().map(glob).collect(),
-            exclude: exclude.into_iter().map(glob).collect(),
+            include: include.into_iter().map(Pattern::new).collect(),
+            exclude: exclude.into_iter().map(Pattern::new).collect(),
         }
+    }
+
+    /// The patterns that match none of these paths, or only files that are never taken.
+    pub fn useless<'p>(&self, paths: &(impl Iterator<Item = &'p str> + Clone)) -> Vec<UselessPattern> {
+        let include = self.include.iter().map(|pattern| ("--include", pattern));
+        let exclude = self.exclude.iter().map(|pattern| ("--exclude", pattern));
+        let useless = include.chain(exclude).filter_map(|(option, pattern)| {
+            let why = pattern.why_useless(paths, option == "--exclude")?;
+            Some(UselessPattern { option, pattern: pattern.text.clone(), why })
+        });
+        useless.collect()
+    }
+
+    /// Whether a pattern excludes the file at this path.
+    pub fn excludes(&self, path: &str) -> bool {
+        self.exclude.iter().any(|pattern| pattern.glob.matches(path))
     }
 
     pub(super) fn has_includes(&self) -> bool {
@@ -81,7 +111,7 @@ impl Selection {
 
     /// Why the file is left out; `None` if it is taken.
     pub fn reason_against(&self, file: &FolderFile) -> Option<Reason> {
-        let is_match = |patterns: &[Glob]| patterns.iter().any(|pattern| pattern.matches(&file.path));
+        let is_match = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.glob.matches(&file.path));
         if let Some(reason) = never_taken(&file.path) {
             return Some(reason);
         }
@@ -94,7 +124,52 @@ impl Selection {
     }
 }
 
+impl Pattern {
+    fn new(text: &str) -> Self {
+        let path = text.strip_prefix("./").unwrap_or(text);
+        let glob = match path.ends_with('/') {
+            true => Glob::new(&format!("{path}*")),
+            false => Glob::new(path),
+        };
+        Self { text: text.to_owned(), glob }
+    }
+
+    fn why_useless<'p>(
+        &self,
+        paths: &(impl Iterator<Item = &'p str> + Clone),
+        excludes: bool,
+    ) -> Option<&'static str> {
+        let mut matched = paths.clone().filter(|path| self.glob.matches(path)).peekable();
+        if matched.peek().is_some() {
+            let is_useful = excludes || matched.any(|path| !is_never_taken(path));
+            return (!is_useful)
+                .then_some("matches only hidden files and unfinished downloads, which are never taken");
+        }
+        let folder = Self::new(&format!("{}/", self.text));
+        Some(match () {
+            () if paths.clone().any(|path| folder.glob.matches(path)) => {
+                "matches no file; with a `/` at its end it stands for the files in that folder"
+            }
+            () if self.text.contains(['{', ',']) => {
+                "matches no file; braces and commas stand for themselves: give the option once for each pattern"
+            }
+            () => "matches no file",
+        })
+    }
+}
+
+impl fmt::Display for UselessPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.option, quoted(&self.pattern), self.why)
+    }
+}
+
 impl Reason {
+    /// Whether a pattern says so.
+    pub const fn is_by_pattern(self) -> bool {
+        matches!(self, Self::Excluded | Self::NotIncluded)
+    }
+
     /// Whether the file has weights that could be taken.
     pub const fn is_weights(self) -> bool {
         matches!(self, Self::Pickle | Self::OtherFormat | Self::Gguf)
@@ -106,6 +181,7 @@ impl fmt::Display for Reason {
         f.write_str(match self {
             Self::Partial => "a download that has not ended",
             Self::Hidden => "a hidden file or a file of the system",
+            Self::Dash => "a name that begins with `-`, which programs take for an option: rename it",
             Self::Excluded => "a pattern excludes it",
             Self::NotIncluded => "no pattern includes it",
             Self::Pickle => {
@@ -125,6 +201,14 @@ impl fmt::Display for Reason {
     }
 }
 
+impl LeftOut {
+    /// Whether it has weights, and a pattern leaves it out.
+    pub(super) fn is_weights_by_pattern(&self) -> bool {
+        let path = &self.file.path;
+        self.reason.is_by_pattern() && (FileFormat::split_name(path).is_some() || has_other_weights(path))
+    }
+}
+
 impl fmt::Display for LeftOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = &self.file.path;
@@ -135,7 +219,7 @@ impl fmt::Display for LeftOut {
     }
 }
 
-/// Whether no pattern can include the file at this path: it is not whole, or hidden.
+/// Whether no pattern can include the file at this path: it is not whole, or hidden, or looks like an option.
 pub fn is_never_taken(path: &str) -> bool {
     never_taken(path).is_some()
 }
@@ -163,10 +247,11 @@ fn never_taken(path: &str) -> Option<Reason> {
         || (name.starts_with('.') && name.ends_with(".shared"))
         || path.split('/').any(|part| part == "._____temp");
     let is_hidden = SYSTEM.contains(&name) || path.split('/').any(is_dot_file);
-    match (is_partial, is_hidden) {
-        (true, _) => Some(Reason::Partial),
-        (false, true) => Some(Reason::Hidden),
-        (false, false) => None,
+    match () {
+        () if is_partial => Some(Reason::Partial),
+        () if is_hidden => Some(Reason::Hidden),
+        () if path.split('/').any(|part| part.starts_with('-')) => Some(Reason::Dash),
+        () => None,
     }
 }
 

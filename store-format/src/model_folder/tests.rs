@@ -202,8 +202,7 @@ fn shards_beside_an_index_that_names_none_are_reported() {
 
 #[test]
 fn paths_that_are_not_allowed_are_refused_if_the_file_is_taken() {
-    for path in ["../x", "/x", "a/../b", "a\0b", "a\nb", "a//b", "-o", &"x".repeat(256), "Model.safetensors"]
-    {
+    for path in ["../x", "/x", "a/../b", "a\0b", "a\nb", "a//b", &"x".repeat(256), "Model.safetensors"] {
         let files = || listing(&["model.safetensors", path]);
         let error = ListedFolder::new(files(), &Selection::default()).unwrap_err();
         assert!(matches!(error, FolderError::Path(_)), "{path:?}: {error}");
@@ -215,6 +214,72 @@ fn paths_that_are_not_allowed_are_refused_if_the_file_is_taken() {
     }
     let many = (0..=ListedFolder::MAX_FILES).map(|number| FolderFile { path: number.to_string(), size: 1 });
     assert_eq!(ListedFolder::new(many, &Selection::default()).unwrap_err(), FolderError::TooManyFiles);
+}
+
+#[test]
+fn names_that_look_like_options_are_left_out() {
+    let plan = plan(&["model.safetensors", "-rf.json", "--o/config.json"], &[]);
+    assert!(plan.left_out().iter().all(|left| left.reason == Reason::Dash), "{:?}", plan.left_out());
+    assert_eq!(plan.left_out().len(), 2);
+    assert!(plan.left_out()[0].to_string().contains("rename it"));
+}
+
+#[test]
+fn excluded_files_do_not_count() {
+    let excluded = (0..ListedFolder::MAX_FILES).map(|number| format!("d/{number}"));
+    let files = excluded.chain(["model.safetensors".to_owned()]).map(|path| FolderFile { path, size: 1 });
+    let listed =
+        |exclude: &[&str]| ListedFolder::new(files.clone(), &Selection::new([], exclude.iter().copied()));
+    assert_eq!(listed(&[]).unwrap_err(), FolderError::TooManyFiles);
+    assert!(listed(&["d/"]).is_ok());
+}
+
+#[test]
+fn patterns_that_choose_nothing_are_named() {
+    let paths = ["a.safetensors", "sub/b.json", ".hid.json", "x1.json"];
+    let useless = |include: &[&str], exclude: &[&str]| {
+        let selection = Selection::new(include.iter().copied(), exclude.iter().copied());
+        let useless = selection.useless(&paths.into_iter());
+        useless.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    };
+    for used in ["sub/", "./sub/*", "*.json", "X1.json", ".hid.json"] {
+        assert_eq!(useless(&[], &[used]), "", "{used}");
+    }
+    for (exclude, words) in [
+        ("sub", "matches no file; with a `/` at its end"),
+        ("x{1,2}.json", "braces and commas stand for themselves"),
+        ("*.json,*.txt", "braces and commas stand for themselves"),
+        ("nothing", "matches no file"),
+    ] {
+        let text = useless(&[], &[exclude]);
+        assert!(text.starts_with("--exclude ") && text.contains(words), "{text}");
+    }
+    assert_eq!(useless(&["*.safetensors"], &[]), "");
+    assert!(useless(&[".hid.json"], &[]).contains("hidden files"));
+}
+
+#[test]
+fn patterns_without_weights_are_refused_as_such() {
+    for selection in [Selection::new(["nothing*"], []), Selection::new([], ["*"])] {
+        let error = ListedFolder::new(listing(&["a.safetensors", "b.json"]), &selection).unwrap_err();
+        assert_eq!(error.advice(), "the patterns have to match at least one file with weights");
+    }
+}
+
+#[test]
+fn tensor_that_an_index_names_twice_is_a_fault() {
+    let text = |first: &str, second: &str| {
+        format!(r#"{{"weight_map":{{"a":"{first}","b":"{ONE}","a":"{second}"}}}}"#).into_bytes()
+    };
+    let faults = |first: &str, second: &str| {
+        let folder = listed(&[ONE, TWO, INDEX]);
+        folder.plan(&[(INDEX.to_owned(), text(first, second))].into()).unwrap().faults().to_vec()
+    };
+    assert_eq!(faults(TWO, TWO), []);
+    let [index, tensor, first, second] = [INDEX, "a", ONE, TWO].map(str::to_owned);
+    let fault = FolderFault::TensorNamedTwice { index, tensor, first, second };
+    assert_eq!(faults(ONE, TWO), std::slice::from_ref(&fault));
+    assert!(!fault.is_fatal());
 }
 
 #[test]

@@ -33,6 +33,36 @@ pub(crate) struct Folder {
     entries: BTreeMap<String, Entry>,
 }
 
+/// A folder that is being listed.
+struct Listing<'l> {
+    is_excluded: &'l dyn Fn(&str) -> bool,
+    /// How many excluded files were found.
+    excluded: usize,
+    seen: BTreeSet<Inode>,
+    /// The folders in it that have not been listed.
+    left: Vec<String>,
+}
+
+impl Listing<'_> {
+    /// The most excluded files that are listed, so that their user sees what is left out.
+    const MAX_EXCLUDED: usize = 10_000;
+    /// The most excluded files that are looked at.
+    const MAX_SEEN: usize = 2_000_000;
+
+    /// Whether there are too many files, given the number of those that are listed.
+    fn is_full(&self, listed: usize) -> bool {
+        let counted = listed.saturating_sub(self.excluded.min(Self::MAX_EXCLUDED));
+        counted.saturating_add(self.left.len()) > ListedFolder::MAX_FILES || self.excluded > Self::MAX_SEEN
+    }
+
+    /// Counts the file at this path; whether it is one of too many excluded files.
+    fn skips(&mut self, path: &str) -> bool {
+        let is_excluded = (self.is_excluded)(path);
+        self.excluded = self.excluded.saturating_add(usize::from(is_excluded));
+        is_excluded && self.excluded > Self::MAX_EXCLUDED
+    }
+}
+
 /// Which links of a folder are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Links {
@@ -139,15 +169,26 @@ fn changed(shown: &dyn Display) -> ErrorBody {
 impl Folder {
     /// Lists a folder and the folders in it. Stops when it has too many files.
     pub(crate) fn list(path: &Path, links: Links) -> Result<Self, ErrorBody> {
+        Self::list_without(path, links, &|_| false)
+    }
+
+    /// Lists a folder without counting the files that are excluded. If they are very many, only some of them are listed.
+    pub(crate) fn list_without(
+        path: &Path,
+        links: Links,
+        is_excluded: &dyn Fn(&str) -> bool,
+    ) -> Result<Self, ErrorBody> {
         let failed = |error: Errno| file_error(&path.display().to_string(), &error.into());
         let absolute =
             path.canonicalize().map_err(|error| file_error(&path.display().to_string(), &error))?;
         let (boundary, prefix) = boundary(&absolute);
         let boundary = openat(CWD, boundary, DIRECTORY, Mode::empty()).map_err(failed)?;
-        let mut folder = Self { path: absolute, boundary, prefix, links, entries: BTreeMap::new() };
-        let (mut seen, mut left) = (BTreeSet::new(), vec![String::new()]);
-        while let Some(directory) = left.pop() {
-            folder.list_directory(&directory, &mut seen, &mut left)?;
+        let entries = BTreeMap::new();
+        let mut folder = Self { path: absolute, boundary, prefix, links, entries };
+        let mut listing =
+            Listing { is_excluded, excluded: 0, seen: BTreeSet::new(), left: vec![String::new()] };
+        while let Some(directory) = listing.left.pop() {
+            folder.list_directory(&directory, &mut listing)?;
         }
         Ok(folder)
     }
@@ -166,7 +207,7 @@ impl Folder {
     }
 
     /// The paths of all entries.
-    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> + Clone {
         self.entries.keys().map(String::as_str)
     }
 
@@ -220,12 +261,7 @@ impl Folder {
         self.path.join(path).display().to_string()
     }
 
-    fn list_directory(
-        &mut self,
-        directory: &str,
-        seen: &mut BTreeSet<Inode>,
-        left: &mut Vec<String>,
-    ) -> Result<(), ErrorBody> {
+    fn list_directory(&mut self, directory: &str, listing: &mut Listing<'_>) -> Result<(), ErrorBody> {
         let failed = |error: Errno| file_error(&self.shown(directory), &error.into());
         let opened = match self.open_beneath(directory, DIRECTORY) {
             // It was removed after its own folder was listed.
@@ -233,7 +269,7 @@ impl Folder {
             opened => opened.map_err(failed)?,
         };
         let stat = fstat(&opened).map_err(failed)?;
-        if !seen.insert((stat.st_dev, stat.st_ino)) {
+        if !listing.seen.insert((stat.st_dev, stat.st_ino)) {
             if self.links == Links::Everywhere {
                 return Ok(());
             }
@@ -246,7 +282,7 @@ impl Folder {
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            if self.entries.len() + left.len() > ListedFolder::MAX_FILES {
+            if listing.is_full(self.entries.len()) {
                 break;
             }
             let path = |name: &str| match directory {
@@ -259,7 +295,8 @@ impl Folder {
             };
             let path = path(name);
             match self.entry(&path) {
-                None => left.push(path),
+                None => listing.left.push(path),
+                Some(_) if listing.skips(&path) => {}
                 Some(entry) => drop(self.entries.insert(path, entry)),
             }
         }

@@ -293,3 +293,24 @@ fn any_shard_finds_the_others_and_several_make_one_model() {
     let message = refused(&daemon, &folder.join(name(1)));
     assert!(message.contains("both are shard 2"), "{message}");
 }
+
+#[test]
+fn patterns_and_names_that_choose_nothing_are_noted() {
+    let daemon = TestDaemon::start();
+    let mut folder = ModelFolder::transformers(1);
+    folder.add("-rf.json", "{}");
+    folder.add("sub/x.json", "{}");
+    let path = folder.write_to(daemon.scratch().join("model"));
+    let import = |options: &[&str]| {
+        let words = ["import", path.to_str().unwrap(), "--name", "m:1", "--json"];
+        daemon.command().run(words.iter().chain(options))
+    };
+    let answer = import(&["--exclude", "sub"]).succeeds().json();
+    let notes = answer["imported"][0]["notes"].to_string();
+    assert!(notes.contains("matches no file; with a `/` at its end"), "{answer}");
+    assert!(notes.contains("-rf.json") && notes.contains("rename it"), "{answer}");
+    for options in [&["--include", "nothing*"][..], &["--include", "nothing*", "--list"]] {
+        let error = import(options).error();
+        assert_eq!(error.hint.as_deref(), Some("the patterns have to match at least one file with weights"));
+    }
+}

@@ -12,6 +12,7 @@ use blobd_client::protocol::lists::MAX_IMPORTED_FILES;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::model_folder::{
     FolderError, FolderFault, FolderFile, FolderKind, FolderPlan, LeftOut, ListedFolder, Reason, Selection,
+    UselessPattern,
 };
 use blobd_store_format::safetensors::Header;
 
@@ -44,6 +45,8 @@ pub(super) struct ListedModel {
     /// Absent for the shards of a GGUF file.
     pub(super) kind: Option<FolderKind>,
     faults: Vec<FolderFault>,
+    /// Of the first model in a folder: the patterns that match nothing in that folder.
+    pub(super) useless_patterns: Vec<UselessPattern>,
     base: BaseFolder,
 }
 
@@ -96,19 +99,30 @@ fn plan_folder(path: &Path, selection: &Selection, links: Links) -> Vec<PathMode
         let error = ErrorBody::new(ErrorCode::InvalidInput, message).with_hint(hint);
         return vec![(path.to_owned(), Err(error))];
     }
-    let folder = match Folder::list(path, links) {
+    let folder = match Folder::list_without(path, links, &|path| selection.excludes(path)) {
         Ok(folder) => Arc::new(folder),
         Err(error) => return vec![(path.to_owned(), Err(error))],
     };
     let inner = ListedFolder::model_folders(folder.files(), selection);
-    if !inner.is_empty() {
-        return plan_folders(path, &folder, &inner, (selection, links));
-    }
-    let Some(files) = ListedFolder::gguf_files(folder.files(), selection) else {
-        let model = ListedModel::from_folder(path, folder, selection).map(Planned::List);
-        return vec![(path.to_owned(), model.map_err(|error| store_error(path).unwrap_or(error)))];
+    let mut models = match ListedFolder::gguf_files(folder.files(), selection) {
+        _ if !inner.is_empty() => plan_folders(path, &folder, &inner, (selection, links)),
+        Some(files) => plan_gguf_files(path, &folder, &files),
+        None => {
+            let model = ListedModel::from_folder(path, Arc::clone(&folder), selection);
+            let model = model.map(Planned::List).map_err(|error| store_error(path).unwrap_or(error));
+            vec![(path.to_owned(), model)]
+        }
     };
-    plan_gguf_files(path, &folder, &files)
+    let first = models.iter_mut().find_map(|(_, planned)| planned.as_mut().ok());
+    if let Some(Planned::List(first)) = first {
+        let in_models = folder.paths().filter_map(|path| {
+            let (_, inner) =
+                inner.iter().find_map(|place| Some((place, path.strip_prefix(place.as_str())?)))?;
+            inner.strip_prefix('/')
+        });
+        first.useless_patterns = selection.useless(&folder.paths().chain(in_models));
+    }
+    models
 }
 
 /// The error about a folder without weights that is the store of another program.
@@ -129,7 +143,7 @@ fn plan_folders(
 ) -> Vec<PathModel> {
     let model_at = |place: &String| {
         let path = path.join(place);
-        let listed = Folder::list(&path, links).map(Arc::new);
+        let listed = Folder::list_without(&path, links, &|path| selection.excludes(path)).map(Arc::new);
         let model = listed.and_then(|folder| ListedModel::from_folder(&path, folder, selection));
         (path, model.map(Planned::List))
     };
@@ -197,6 +211,7 @@ impl ListedModel {
             left_out: plan.left_out().to_vec(),
             kind: Some(plan.kind()),
             faults,
+            useless_patterns: Vec::new(),
             base: BaseFolder::Folder(folder),
         })
     }
@@ -210,6 +225,7 @@ impl ListedModel {
             left_out: Vec::new(),
             kind: None,
             faults: Vec::new(),
+            useless_patterns: Vec::new(),
             base: BaseFolder::Folder(Arc::clone(folder)),
         }
     }
@@ -236,6 +252,7 @@ impl ListedModel {
             left_out: Vec::new(),
             kind: None,
             faults: Vec::new(),
+            useless_patterns: Vec::new(),
             base: BaseFolder::Beside(folder),
         })
     }
@@ -324,15 +341,20 @@ impl ListedModel {
         }))
     }
 
-    /// What is wrong with the folder, for its user to know, and which models of it were left out.
+    /// What is wrong with the folder, for its user to know, and which files of it were left out.
     pub(super) fn notes(&self) -> Vec<String> {
         const MAX_NAMED: usize = 5;
         let faults = self.faults.iter().filter(|fault| !fault.is_fatal()).map(ToString::to_string);
-        let is_model = |left: &&LeftOut| matches!(left.reason, Reason::Gguf | Reason::NoModel);
-        let models: Vec<&LeftOut> = self.left_out.iter().filter(is_model).collect();
-        let more = models.len().checked_sub(MAX_NAMED).filter(|more| *more > 0);
-        let named = models.iter().take(MAX_NAMED).map(|left| format!("left out: {left}"));
-        faults
+        // Its user may think that they are part of the model.
+        let is_noted = |left: &&LeftOut| {
+            matches!(left.reason, Reason::Gguf | Reason::NoModel | Reason::Dash | Reason::Partial)
+        };
+        let noted: Vec<&LeftOut> = self.left_out.iter().filter(is_noted).collect();
+        let more = noted.len().checked_sub(MAX_NAMED).filter(|more| *more > 0);
+        let named = noted.iter().take(MAX_NAMED).map(|left| format!("left out: {left}"));
+        let patterns = self.useless_patterns.iter().map(ToString::to_string);
+        patterns
+            .chain(faults)
             .chain(named)
             .chain(more.map(|more| format!("left out: {more} more; `--list` names them")))
             .collect()

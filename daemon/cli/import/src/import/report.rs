@@ -89,9 +89,11 @@ fn describe(path: &Path, planned: Planned) -> Result<PlannedModel, ErrorBody> {
         }
     };
     let (size, kind) = (model.size(), model.kind.map(FolderKind::name));
+    let useless = model.useless_patterns.iter();
+    let useless = useless.map(|pattern| PlannedFault { message: pattern.to_string(), fatal: false });
     let faults = model.faults().iter();
-    let faults =
-        faults.map(|fault| PlannedFault { message: fault.to_string(), fatal: fault.is_fatal() }).collect();
+    let faults = faults.map(|fault| PlannedFault { message: fault.to_string(), fatal: fault.is_fatal() });
+    let faults = useless.chain(faults).collect();
     let ListedModel { files, left_out, .. } = model;
     let file = |path, size, reason| PlannedFile { path, size, reason };
     let files = files.into_iter().map(|one| file(one.path, one.size, None)).collect();
