@@ -1,7 +1,10 @@
-//! Image indexes: a registry's list of several manifests under one name.
+//! Image indexes: a registry's list of several manifests under one name, and the list of the models in an OCI image layout,
+//! which is a folder or an archive.
 //!
-//! Source: the OCI image index and Docker's `manifest.list.v2+json`. blobd follows an index to the
-//! manifest that is a model, and refuses it if that is ambiguous.
+//! Sources: the OCI image index and image layout, and Docker's `manifest.list.v2+json`. blobd follows an index of a registry
+//! to the manifest that is a model, and refuses it if that is ambiguous.
+
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
@@ -21,9 +24,85 @@ struct Entry {
     artifact_type: Option<MediaType>,
     /// `linux/amd64`, …
     platform: Option<String>,
+    annotations: BTreeMap<String, String>,
+}
+
+/// A model of an image layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayoutModel {
+    pub manifest: Descriptor,
+    /// Its whole name, as containerd writes it.
+    pub name: Option<String>,
+    /// Its tag, or another text that distinguishes it from the other models of the layout.
+    pub ref_name: Option<String>,
+}
+
+impl LayoutModel {
+    const NAME: &str = "io.containerd.image.name";
+    const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+    fn annotations(&self) -> BTreeMap<&'static str, &str> {
+        let named = [(Self::NAME, &self.name), (Self::REF_NAME, &self.ref_name)];
+        named.into_iter().filter_map(|(key, value)| Some((key, value.as_deref()?))).collect()
+    }
 }
 
 impl ManifestIndex {
+    /// The path of the index in an image layout.
+    pub const LAYOUT_PATH: &str = "index.json";
+    /// The path of the file that marks a folder as an image layout.
+    pub const LAYOUT_MARKER_PATH: &str = "oci-layout";
+    /// Its content.
+    pub const LAYOUT_MARKER: &str = r#"{"imageLayoutVersion":"1.0.0"}"#;
+
+    /// The path of a file with this digest in an image layout.
+    #[must_use]
+    pub fn layout_blob_path(digest: Digest) -> String {
+        format!("blobs/sha256/{}", digest.to_hex())
+    }
+
+    /// The index of an image layout with these models.
+    ///
+    /// # Errors
+    /// [`IndexError::TooMany`] when it could not be read again.
+    pub fn compose_layout(models: &[LayoutModel]) -> Result<Vec<u8>, IndexError> {
+        if models.len() > MAX_ENTRIES {
+            return Err(IndexError::TooMany { found: models.len() });
+        }
+        let entry = |model: &LayoutModel| {
+            let Descriptor { media_type, digest, size } = &model.manifest;
+            serde_json::json!({
+                "mediaType": media_type,
+                "digest": digest,
+                "size": size,
+                "annotations": model.annotations(),
+            })
+        };
+        let manifests: Vec<_> = models.iter().map(entry).collect();
+        Ok(serde_json::to_vec(&serde_json::json!({
+            "schemaVersion": 2,
+            "mediaType": MediaType::OCI_INDEX,
+            "manifests": manifests,
+        }))?)
+    }
+
+    /// All models of an image layout.
+    ///
+    /// # Errors
+    /// [`IndexError::TooLong`] for a manifest whose declared size is above the limit.
+    pub fn into_layout_models(self) -> Result<Vec<LayoutModel>, IndexError> {
+        let model = |mut entry: Entry| {
+            let manifest = entry.manifest;
+            if manifest.size > Manifest::MAX_BYTES {
+                return Err(IndexError::TooLong { digest: manifest.digest, size: manifest.size });
+            }
+            let mut annotation = |key| entry.annotations.remove(key);
+            let (name, ref_name) = (annotation(LayoutModel::NAME), annotation(LayoutModel::REF_NAME));
+            Ok(LayoutModel { manifest, name, ref_name })
+        };
+        self.entries.into_iter().map(model).collect()
+    }
+
     /// Checks a registry's bytes.
     pub fn parse(raw: &[u8]) -> Result<Self, IndexError> {
         let index: RawIndex = serde_json::from_slice(raw)?;
@@ -111,7 +190,7 @@ struct RawEntry {
     size: u64,
     artifact_type: Option<MediaType>,
     platform: Option<Platform>,
-    annotations: Option<std::collections::BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize)]
@@ -127,9 +206,10 @@ impl RawEntry {
     }
 
     fn into_entry(self) -> Entry {
-        let Self { media_type, digest, size, artifact_type, platform, .. } = self;
+        let Self { media_type, digest, size, artifact_type, platform, annotations } = self;
+        let annotations = annotations.unwrap_or_default();
         let platform = platform.map(|Platform { os, architecture }| format!("{os}/{architecture}"));
-        Entry { manifest: Descriptor { media_type, digest, size }, artifact_type, platform }
+        Entry { manifest: Descriptor { media_type, digest, size }, artifact_type, platform, annotations }
     }
 }
 
@@ -169,6 +249,25 @@ mod tests {
         for listed in [MODEL, "linux/amd64", &Digest::of(b"c").to_string()] {
             assert!(error.contains(listed), "{error}");
         }
+    }
+
+    #[test]
+    fn index_of_a_layout_is_read_as_it_was_composed() {
+        let model = |content: &str, name: Option<&str>| LayoutModel {
+            manifest: Descriptor {
+                media_type: MediaType::new(MediaType::OCI_MANIFEST),
+                digest: Digest::of(content.as_bytes()),
+                size: 7,
+            },
+            name: name.map(str::to_owned),
+            ref_name: Some("q4".to_owned()),
+        };
+        let models = [model("a", Some("registry.example/team/a:q4")), model("b", None)];
+        let raw = ManifestIndex::compose_layout(&models).unwrap();
+        let read = ManifestIndex::parse(&raw).unwrap().into_layout_models().unwrap();
+        assert_eq!(read, models);
+        let many = vec![model("a", None); MAX_ENTRIES + 1];
+        assert!(matches!(ManifestIndex::compose_layout(&many), Err(IndexError::TooMany { .. })));
     }
 
     #[test]

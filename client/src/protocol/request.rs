@@ -185,6 +185,15 @@ pub struct ImportFile {
     /// Whether an earlier import has just read this file, and found `digest`. It is not read again if the store has it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub was_read: bool,
+    /// Where its content begins in its descriptor, which may be that of a larger file, such as an archive. At 0 it is the
+    /// whole of its descriptor.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub offset: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_zero(offset: &u64) -> bool {
+    *offset == 0
 }
 
 /// A file that belongs to an imported one and becomes a component of the same model.

@@ -291,6 +291,7 @@ fn import_listed(wants: &'static [(u32, u32)]) -> (Result<Imported, ClientError>
         component: None,
         digest: None,
         was_read: false,
+        offset: 0,
     };
     let params = ImportParams { files: (0..20).map(file).collect(), ..ImportParams::new("tiny") };
     let mut opened = Vec::new();
@@ -339,7 +340,14 @@ fn daemon_that_wants_other_files_than_the_next_gets_none() {
 
 #[test]
 fn file_that_cannot_be_opened_ends_the_import_with_its_error() {
-    let file = ImportFile { path: "a".to_owned(), size: 1, component: None, digest: None, was_read: false };
+    let file = ImportFile {
+        path: "a".to_owned(),
+        size: 1,
+        component: None,
+        digest: None,
+        was_read: false,
+        offset: 0,
+    };
     let params = ImportParams { files: vec![file], ..ImportParams::new("tiny") };
     let client = client_of(|call: Call| {
         let mut connection = call.upgrade();

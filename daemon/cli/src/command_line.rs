@@ -9,7 +9,7 @@ use blobd_cli_common::global::{Global, GlobalOptions};
 use blobd_cli_common::local_server::LocalServer;
 use blobd_cli_common::output::{output_written, print, print_error, print_message, print_stopped};
 use blobd_cli_common::{internal, log};
-use blobd_cli_import::{export, import};
+use blobd_cli_import::{export, import, load, save};
 use blobd_cli_mount::{exec, mount};
 use blobd_cli_show::{diff, fit, show, tensor};
 use blobd_client::process::on_interrupt;
@@ -53,6 +53,8 @@ enum Command {
     Partial(partial::Params),
     Import(import::Params),
     Export(export::Params),
+    Save(save::Params),
+    Load(load::Params),
     Edit(edit::Params),
     Exec(exec::Params),
     #[command(aliases = ["list", "images"])]
@@ -119,6 +121,7 @@ impl Command {
             Self::Import(_) => {
                 ("import", "finished models are stored, and the same command imports the others")
             }
+            Self::Load(_) => ("load", "finished models are stored, and the same command loads the others"),
             Self::Edit(_) => ("edit", "nothing was stored"),
             Self::Push(_) => (
                 "push",
@@ -208,6 +211,8 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Partial(params) => partial::run(global, &params),
         Command::Import(params) => import::run(global, &params),
         Command::Export(params) => export::run(global, &params),
+        Command::Save(params) => save::run(global, &params),
+        Command::Load(params) => load::run(global, &params),
         Command::Edit(params) => edit::run(global, &params),
         Command::Ls(params) => ls::run(global, &params),
         Command::Show(params) => show::run(global, &params),

@@ -39,10 +39,6 @@ const ADVICE: &[(&str, &str)] = &[
     ("image", NO_GROUP),
     ("info", "`blobd show MODEL` describes a model, `blobd doctor` checks the set-up"),
     ("install", "`blobd pull NAME` fetches a model; the daemon needs no installation: `blobd serve`"),
-    (
-        "load",
-        "`blobd import FILE` stores a file of this machine, `blobd warm MODEL` reads a model into memory",
-    ),
     ("logs", LOGS),
     ("model", NO_GROUP),
     ("models", "`blobd ls` lists the models"),
@@ -58,7 +54,6 @@ const ADVICE: &[(&str, &str)] = &[
     ("restore", "`blobd undelete MODEL` takes a model out of the trash"),
     ("resume", "`blobd pull NAME` continues an unfinished download, `blobd partial ls` lists them"),
     ("run", RUN),
-    ("save", "`blobd export MODEL -o FILE` writes the model's file"),
     ("search", SEARCH),
     ("start", "`blobd serve` runs the daemon; with systemd, `systemctl start blobd`"),
     ("status", STATUS),

@@ -1,10 +1,11 @@
-//! Finds the files of a tar archive from its headers alone, without its data.
+//! Finds the files of a tar archive from its headers alone, without its data, and composes such headers.
 //!
 //! Sources: POSIX.1-2008 `pax`, and GNU tar's manual, "Basic Tar Format". Old (v7), ustar, pax and GNU headers are
 //! read; long names in both forms, and sizes in octal and base 256. Sparse files and archives of several volumes
 //! are refused, because the bytes of their files are not in one place. Links, directories and devices have no
 //! data and are skipped.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::file_layout::ArchiveFile;
@@ -13,16 +14,10 @@ use crate::manifest::is_file_name;
 /// Reads headers one after the other.
 ///
 /// ```
-/// use blobd_store_format::archive::TarReader;
+/// use blobd_store_format::archive::{TarReader, tar_header};
 ///
-/// # let mut header = [0; 512];
-/// # header[..6].copy_from_slice(b"m.gguf");
-/// # header[124..136].copy_from_slice(b"00000000004\0");
-/// # header[156] = b'0';
-/// # header[148..156].fill(b' ');
-/// # let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-/// # header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-/// # let archive = [&header[..], b"GGUF", &[0; 508], &[0; 1024]].concat();
+/// let header = tar_header("m.gguf", 4).ok_or("the path is too long")?;
+/// let archive = [&header[..], b"GGUF", &[0; 508], &[0; 1024]].concat();
 /// let mut reader = TarReader::new(archive.len() as u64);
 /// while let Some(wanted) = reader.wanted() {
 ///     let range = usize::try_from(wanted.start)?..usize::try_from(wanted.end)?;
@@ -41,6 +36,8 @@ pub struct TarReader {
     size: Option<u64>,
     headers: usize,
     files: Vec<ArchiveFile>,
+    paths: BTreeSet<String>,
+    max_files: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,20 +77,36 @@ pub enum TarError {
     Given { found: u64, expected: u64 },
 }
 
+const BLOCK_BYTES: usize = 512;
+
 impl TarReader {
     /// The length of a header, and the unit of all lengths in an archive, in bytes.
-    pub const BLOCK_BYTES: u64 = 512;
+    pub const BLOCK_BYTES: u64 = BLOCK_BYTES as u64;
     /// The most files. Each costs a request; the largest published models have some hundred.
     pub const MAX_FILES: usize = 1024;
-    /// The most headers, those of directories, links and long names included.
-    const MAX_HEADERS: usize = 8 * Self::MAX_FILES;
+    /// The most headers for each file, those of directories, links and long names included.
+    const HEADERS_PER_FILE: usize = 8;
     /// The longest extension header. A path has 4 KiB at most; attributes take the rest.
     const MAX_EXTENSION_BYTES: u64 = 64 << 10;
 
     pub fn new(archive_size: u64) -> Self {
         let next = Some(Next::Header { offset: 0 });
-        let empty = Self { archive_size, next: None, path: None, size: None, headers: 0, files: Vec::new() };
-        if archive_size < Self::BLOCK_BYTES { empty } else { Self { next, ..empty } }
+        Self {
+            archive_size,
+            next: next.filter(|_| archive_size >= Self::BLOCK_BYTES),
+            path: None,
+            size: None,
+            headers: 0,
+            files: Vec::new(),
+            paths: BTreeSet::new(),
+            max_files: Self::MAX_FILES,
+        }
+    }
+
+    /// Accepts this many files instead of [`Self::MAX_FILES`], for an archive that is on this machine.
+    #[must_use]
+    pub fn with_max_files(self, max_files: usize) -> Self {
+        Self { max_files, ..self }
     }
 
     /// The bytes of the archive that are needed next; `None` when all files are known.
@@ -158,8 +171,9 @@ impl TarReader {
         let header = Header { offset, bytes };
         header.check()?;
         self.headers = self.headers.saturating_add(1);
-        if self.headers > Self::MAX_HEADERS {
-            return Err(TarError::TooMany { what: "headers", limit: Self::MAX_HEADERS });
+        let limit = self.max_files.saturating_mul(Self::HEADERS_PER_FILE);
+        if self.headers > limit {
+            return Err(TarError::TooMany { what: "headers", limit });
         }
         let start = offset.saturating_add(Self::BLOCK_BYTES);
         match header.kind() {
@@ -193,11 +207,11 @@ impl TarReader {
         if !is_file_name(&path) {
             return Err(TarError::Path { path: path.chars().take(200).collect() });
         }
-        if self.files.iter().any(|file| file.path == path) {
+        if !self.paths.insert(path.clone()) {
             return Err(TarError::Twice { path });
         }
-        if self.files.len() >= Self::MAX_FILES {
-            return Err(TarError::TooMany { what: "files", limit: Self::MAX_FILES });
+        if self.files.len() >= self.max_files {
+            return Err(TarError::TooMany { what: "files", limit: self.max_files });
         }
         self.files.push(ArchiveFile { path, offset, size });
         Ok(())
@@ -273,6 +287,42 @@ fn split_record(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let length: usize = std::str::from_utf8(bytes.get(..space)?).ok()?.parse().ok()?;
     let (record, rest) = bytes.split_at_checked(length)?;
     Some((record.get(space + 1..)?.strip_suffix(b"\n")?, rest))
+}
+
+/// The header of a file, in the form of ustar. The same path and size always give the same bytes. A size above 8 GiB is a
+/// number to the base 256, as GNU tar writes it. `None` for a path of more than 100 bytes.
+#[must_use]
+pub fn tar_header(path: &str, size: u64) -> Option<[u8; BLOCK_BYTES]> {
+    const MODE: Range<usize> = 100..108;
+    const USER: Range<usize> = 108..116;
+    const GROUP: Range<usize> = 116..124;
+    const MODIFIED: Range<usize> = 136..148;
+    const MAX_OCTAL: u64 = (1 << 33) - 1;
+    let mut header = [0; BLOCK_BYTES];
+    let mut put = |range: Range<usize>, bytes: &[u8]| {
+        let field = header.get_mut(range).unwrap_or_default();
+        field.iter_mut().zip(bytes).for_each(|(byte, new)| *byte = *new);
+    };
+    if path.len() > Header::NAME.len() {
+        return None;
+    }
+    put(Header::NAME, path.as_bytes());
+    put(MODE, b"0000644\0");
+    put(USER, b"0000000\0");
+    put(GROUP, b"0000000\0");
+    match size {
+        0..=MAX_OCTAL => put(Header::SIZE, format!("{size:011o}\0").as_bytes()),
+        _ => put(Header::SIZE, &[&[0x80, 0, 0, 0][..], &size.to_be_bytes()].concat()),
+    }
+    put(MODIFIED, b"00000000000\0");
+    put(Header::CHECK_SUM, &[b' '; 8]);
+    put(Header::KIND..Header::KIND + 1, b"0");
+    put(Header::MAGIC, b"ustar\0");
+    put(Header::MAGIC.end..Header::MAGIC.end + 2, b"00");
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    let sum = format!("{sum:06o}\0 ");
+    header.get_mut(Header::CHECK_SUM)?.copy_from_slice(sum.as_bytes());
+    Some(header)
 }
 
 struct Header<'b> {

@@ -23,6 +23,7 @@ fn listing<'f>(name: &str, files: impl IntoIterator<Item = (&'f str, u64)>) -> I
         component: None,
         digest: None,
         was_read: false,
+        offset: 0,
     };
     ImportParams { files: files.into_iter().map(file).collect(), ..ImportParams::new(name) }
 }

@@ -4,6 +4,7 @@
 mod access;
 mod audit;
 mod batch;
+mod bundles;
 mod command_line;
 mod commands;
 mod concurrent;

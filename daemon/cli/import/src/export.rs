@@ -25,7 +25,8 @@ use clap::Args;
 use serde::Serialize;
 
 use self::outputs::{HashingWriter, Outputs};
-use self::plan::{ExportPlan, NewFile, PlannedFile, has_content, is_folder_path, refuse_existing};
+pub(crate) use self::plan::{ExportPlan, NewFile, is_folder_path};
+use self::plan::{PlannedFile, has_content, refuse_existing};
 use self::rewrite::{RewriteArgs, Rewriting};
 use crate::{Client, Digest, ErrorBody, ErrorCode, Reference};
 
@@ -70,7 +71,7 @@ pub struct Params {
 }
 
 #[derive(Serialize)]
-struct Exported {
+pub(crate) struct Exported {
     path: String,
     digest: Digest,
     size: u64,
@@ -165,7 +166,7 @@ impl Chosen {
 }
 
 /// Opens the files of a component, or all.
-fn open_component(
+pub(crate) fn open_component(
     client: &Client,
     reference: &Reference,
     component: Option<String>,
@@ -191,10 +192,33 @@ fn default_component(layers: &[LayerSummary]) -> Option<String> {
 }
 
 /// The plan of an export, for which no file with other content is in the way.
-struct Checked {
+#[derive(Debug)]
+pub(crate) struct Checked {
     plan: ExportPlan,
     /// Whether each file exists with its content, and need not be written.
     present: Vec<bool>,
+}
+
+impl Checked {
+    /// Refuses files that exist, unless they are replaced.
+    pub(crate) fn new(plan: ExportPlan, force: bool) -> Result<Self, ErrorBody> {
+        plan.files.iter().try_for_each(PlannedFile::check_kind)?;
+        if !force {
+            plan.files.iter().try_for_each(|planned| refuse_existing(&planned.place.path()))?;
+        }
+        let present = vec![false; plan.files.len()];
+        Ok(Self { plan, present })
+    }
+
+    /// Refuses files that exist with another content. The digests of all must be known.
+    pub(crate) fn comparing(global: &Global, plan: ExportPlan) -> Result<Self, ErrorBody> {
+        plan.files.iter().try_for_each(PlannedFile::check_kind)?;
+        let content = |planned: &PlannedFile| {
+            has_content(global, &planned.place.path(), planned.file.digest, planned.file.size)
+        };
+        let present = plan.files.iter().map(content).collect::<Result<_, _>>()?;
+        Ok(Self { plan, present })
+    }
 }
 
 fn write_original(
@@ -213,37 +237,32 @@ fn write_original(
     let files = paths.zip(model.layers()).enumerate();
     let files: Vec<_> = files.filter(|(_, (_, layer))| chosen.takes(layer)).map(file).collect();
     let plan = ExportPlan::new(params.output.as_deref(), &files)?;
-    plan.files.iter().try_for_each(PlannedFile::check_kind)?;
-    let content = |planned: &PlannedFile| {
-        has_content(global, &planned.place.path(), planned.file.digest, planned.file.size)
+    let checked = match params.force {
+        true => Checked::new(plan, true)?,
+        false => Checked::comparing(global, plan)?,
     };
-    let present = if params.force {
-        vec![false; plan.files.len()]
-    } else {
-        plan.files.iter().map(content).collect::<Result<_, _>>()?
-    };
-    let checked = Checked { plan, present };
-    write_checked(
+    let written = write_checked(
         global,
-        params,
+        params.force,
         checked,
         |planned, out, name, bar| write_layer(model, planned.index, out, name, bar).map(|()| planned.digest),
         || Ok(()),
-    )
+    )?;
+    reported(global, written)
 }
 
 /// Writes all files of a plan, and gives them their names if `verify` finds the data of all of them intact. `write`
 /// returns the digest of the written file.
-fn write_checked(
+pub(crate) fn write_checked(
     global: &Global,
-    params: &Params,
+    force: bool,
     Checked { plan, present }: Checked,
     mut write: impl FnMut(&NewFile, &File, &str, &Bar) -> Result<Digest, ErrorBody>,
     verify: impl FnOnce() -> Result<(), ErrorBody>,
 ) -> Result<Vec<Exported>, ErrorBody> {
     let missing = plan.files.iter().zip(&present).filter(|(_, present)| !**present);
     let missing: Vec<&PlannedFile> = missing.map(|(planned, _)| planned).collect();
-    let outputs = Outputs::create(&missing, params.force, global.json)?;
+    let outputs = Outputs::create(&missing, force, global.json)?;
     let progress = Progress::new(global.hides_progress());
     let mut digests = Vec::new();
     for (index, planned) in missing.iter().enumerate() {
@@ -258,11 +277,11 @@ fn write_checked(
     outputs.publish()?;
     let mut written = digests.into_iter();
     let files = plan.files.iter().zip(present);
-    let report = |(PlannedFile { file, place }, present): (&PlannedFile, bool)| {
-        let digest = if present { file.digest } else { written.next().unwrap_or(file.digest) };
-        report(global, &place.path(), digest, file.size, present)
+    let exported = |(PlannedFile { file, place }, already_there): (&PlannedFile, bool)| {
+        let digest = if already_there { file.digest } else { written.next().unwrap_or(file.digest) };
+        Exported { path: place.path().display().to_string(), digest, size: file.size, already_there }
     };
-    files.map(report).collect()
+    Ok(files.map(exported).collect())
 }
 
 fn write_rewritten(
@@ -279,22 +298,19 @@ fn write_rewritten(
     };
     let files: Vec<_> = paths.into_iter().zip(sizes).enumerate().map(file).collect();
     let plan = ExportPlan::new(params.output.as_deref(), &files)?;
-    plan.files.iter().try_for_each(PlannedFile::check_kind)?;
-    if !params.force {
-        plan.files.iter().try_for_each(|planned| refuse_existing(&planned.place.path()))?;
-    }
-    let present = vec![false; plan.files.len()];
+    let checked = Checked::new(plan, params.force)?;
     let rewriting = RefCell::new(Some(rewriting));
     let gone = || ErrorBody::new(ErrorCode::Internal, "export: the model is closed");
-    write_checked(
+    let written = write_checked(
         global,
-        params,
-        Checked { plan, present },
+        params.force,
+        checked,
         |planned, out, name, bar| {
             rewriting.borrow_mut().as_mut().ok_or_else(gone)?.write(planned.index, out, name, bar)
         },
         || rewriting.borrow_mut().take().ok_or_else(gone)?.verify(),
-    )
+    )?;
+    reported(global, written)
 }
 
 /// Files of the model keep their names; shards that are merged or made have none yet.
@@ -320,19 +336,15 @@ fn number_digest(index: usize) -> Digest {
     Digest::of(&index.to_le_bytes())
 }
 
-fn report(
-    global: &Global,
-    path: &Path,
-    digest: Digest,
-    size: u64,
-    already_there: bool,
-) -> Result<Exported, ErrorBody> {
-    let path = path.display().to_string();
+fn reported(global: &Global, files: Vec<Exported>) -> Result<Vec<Exported>, ErrorBody> {
     if !global.hides_reports() {
-        let there = if already_there { ", already there" } else { "" };
-        print(&format!("{path} {}: {}{there}\n", digest.short(), human_bytes(size)))?;
+        let line = |Exported { path, digest, size, already_there }: &Exported| {
+            let there = if *already_there { ", already there" } else { "" };
+            format!("{path} {}: {}{there}\n", digest.short(), human_bytes(*size))
+        };
+        print(&files.iter().map(line).collect::<String>())?;
     }
-    Ok(Exported { path, digest, size, already_there })
+    Ok(files)
 }
 
 /// The stored name: the user may have given an ID or a pattern.
@@ -374,7 +386,7 @@ pub(crate) fn check_stored(client: &Client, reference: &Reference) -> Result<(),
 }
 
 /// Writes and hashes in one pass, and checks that the digest is the manifest's.
-fn write_layer(
+pub(crate) fn write_layer(
     model: &OpenModel,
     index: usize,
     out: impl Write,

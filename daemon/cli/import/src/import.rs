@@ -39,6 +39,8 @@ mod read_once;
 mod related_files;
 mod report;
 
+pub(crate) use self::report::summary;
+
 /// Store models that are on this machine: GGUF and safetensors files, shards, folders
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -317,7 +319,7 @@ fn import_list(
         let read = listed.and_then(|listed| reading.digest(listed));
         let read = read.filter(|read| noted.is_none_or(|noted| noted == *read));
         let (path, size, component) = (file.path.clone(), file.size, file.component);
-        ImportFile { path, size, component, digest: read.or(noted), was_read: read.is_some() }
+        ImportFile { path, size, component, digest: read.or(noted), was_read: read.is_some(), offset: 0 }
     };
     let request = ImportParams {
         name: params.name.clone(),

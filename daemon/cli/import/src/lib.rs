@@ -16,6 +16,7 @@
 //! - Into the store: [`import`]; its files are read from a `local_folder`, several at a time with `parallel`.
 //! - Models that other programs have: [`other_stores`], with one module per layout.
 //! - Out of the store: [`export`].
+//! - For machines without a network: [`save`] and [`load`], which reads a `layout_source`.
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
@@ -27,6 +28,9 @@ use blobd_store_format::reference::Reference;
 
 pub mod export;
 pub mod import;
+mod layout_source;
+pub mod load;
 mod local_folder;
 pub mod other_stores;
 mod parallel;
+pub mod save;

@@ -145,7 +145,8 @@ async fn started(
     let (listed, count) = (params.files.len(), params.sidecars.len() + 1);
     let (want, next) = unbounded_channel();
     let refusal = Arc::new(OnceLock::new());
-    let list = FileList { count: listed, want, refusal: Arc::clone(&refusal) };
+    let offsets = params.files.iter().map(|file| file.offset).collect();
+    let list = FileList { offsets, want, refusal: Arc::clone(&refusal) };
     let start = move |_: &Daemon| {
         let started = ClientFile::start(connection, permit, cancelled);
         Ok(started.and_then(|mut file| {

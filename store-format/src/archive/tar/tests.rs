@@ -136,10 +136,26 @@ fn hostile_archives_are_refused() {
 }
 
 #[test]
+fn composed_headers_are_read_again() {
+    let content = b"content";
+    let of_file = |path: &str| [tar_header(path, 7).unwrap().to_vec(), padded(content)].concat();
+    let longest = "p".repeat(100);
+    let files = read(&[of_file("blobs/sha256/ab"), of_file(&longest)].concat()).unwrap();
+    let found: Vec<_> = files.iter().map(|file| (file.path.as_str(), file.offset, file.size)).collect();
+    assert_eq!(found, [("blobs/sha256/ab", 512, 7), (longest.as_str(), 1536, 7)]);
+    assert_eq!(tar_header(&"p".repeat(101), 7), None);
+    for size in [0, (1 << 33) - 1, 1 << 33, u64::MAX] {
+        let header = tar_header("large", size).unwrap();
+        assert_eq!(Header { offset: 0, bytes: &header }.size(), Ok(size));
+    }
+}
+
+#[test]
 fn headers_files_and_extensions_are_limited() {
+    const MAX_HEADERS: usize = TarReader::MAX_FILES * TarReader::HEADERS_PER_FILE;
     let headers = |count: usize| read(&header(b"d/", 0, b'5').repeat(count));
-    assert!(headers(TarReader::MAX_HEADERS).is_ok());
-    assert!(matches!(headers(TarReader::MAX_HEADERS + 1), Err(TarError::TooMany { what: "headers", .. })));
+    assert!(headers(MAX_HEADERS).is_ok());
+    assert!(matches!(headers(MAX_HEADERS + 1), Err(TarError::TooMany { what: "headers", .. })));
     let files = |count: usize| {
         let archive = (0..count).flat_map(|number| entry(format!("f{number}").as_bytes(), b"x", b'0'));
         read(&archive.collect::<Vec<u8>>())

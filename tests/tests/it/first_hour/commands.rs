@@ -33,6 +33,8 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd unpin mine:2", &["mine:2"]),
     step("blobd edit llama3:8b edited:1 --set general.name=Mine", &["edited:1"]),
     step("blobd export tuned-8b -o tuned.gguf", &["tuned.gguf"]),
+    step("blobd save tuned-8b -o tuned.tar", &["tuned.tar", "1 model"]),
+    step("blobd load tuned.tar", &["tuned-8b", "0 B new"]),
     step("cmp tuned.gguf models/tuned-8b.gguf", &[]),
     step("blobd verify", &["no damage"]),
     step("blobd history tuned-8b", &["import"]),

@@ -265,6 +265,10 @@ fn numbers(session: &mut Session, sample: &Sample) {
     }
     session.ok("export", ["export", "llama", "-o", &sample.path("llama.gguf")]);
     session.ok("export", ["export", "llama", "--force", "-o", &sample.path("template")]);
+    let archive = sample.path("saved.tar");
+    session.ok("save", ["save", "llama", "--force", "-o", &archive]);
+    session.ok("load --list", ["load", &archive, "--list"]);
+    session.ok("load", ["load", &archive, "--force", "--name", "llama"]);
     let file = sample.path("big-endian.gguf");
     session.ok("export", ["export", "base", "--endian", "big", "--alignment", "64", "-o", &file]);
     session.ok(

@@ -14,18 +14,18 @@ use blobd_store_format::file_paths::{case_twins, check, distinct};
 use crate::{Digest, ErrorBody, ErrorCode};
 
 #[derive(Clone, Debug)]
-pub(super) struct NewFile {
+pub(crate) struct NewFile {
     /// Its number among the files of the model, or among those made from it.
-    pub(super) index: usize,
+    pub(crate) index: usize,
     /// A safe path below a folder.
-    pub(super) path: String,
-    pub(super) digest: Digest,
-    pub(super) size: u64,
+    pub(crate) path: String,
+    pub(crate) digest: Digest,
+    pub(crate) size: u64,
 }
 
 /// No two files have the same place.
 #[derive(Debug)]
-pub(super) struct ExportPlan {
+pub(crate) struct ExportPlan {
     pub(super) files: Vec<PlannedFile>,
 }
 
@@ -74,7 +74,7 @@ impl OutputPath {
 impl ExportPlan {
     /// Places files in the given folder or the current one, or a single file at the given path. A file that is listed
     /// several times is written once.
-    pub(super) fn new(output: Option<&Path>, files: &[NewFile]) -> Result<Self, ErrorBody> {
+    pub(crate) fn new(output: Option<&Path>, files: &[NewFile]) -> Result<Self, ErrorBody> {
         let listed = || files.iter().map(|file| (file.path.as_str(), file.digest));
         check(listed()).map_err(|clash| {
             let body = ErrorBody::new(ErrorCode::InvalidInput, clash);
@@ -152,7 +152,7 @@ impl ExportPlan {
 }
 
 /// Whether files are written into a folder of this path, which need not exist.
-pub(super) fn is_folder_path(path: &Path) -> bool {
+pub(crate) fn is_folder_path(path: &Path) -> bool {
     path.is_dir() || path.as_os_str().as_bytes().ends_with(b"/")
 }
 

@@ -355,7 +355,14 @@ impl Work<'_> {
             let digest = file.checked()?.or(file.claimed.filter(|_| model.stored_as.is_some()));
             let read =
                 reading.digest(file.identity).filter(|read| digest.is_none_or(|digest| digest == *read));
-            Ok(ImportFile { path, size, component, digest: read.or(digest), was_read: read.is_some() })
+            Ok(ImportFile {
+                path,
+                size,
+                component,
+                digest: read.or(digest),
+                was_read: read.is_some(),
+                offset: 0,
+            })
         };
         let manifest =
             found.manifest.as_ref().map(|manifest| String::from_utf8_lossy(manifest.raw()).into_owned());

@@ -139,7 +139,7 @@ pub(super) fn sums(imported: &[Imported]) -> String {
     format!("{}: {new} new, {reused} shared\n", counted(imported.len(), "model"))
 }
 
-pub(super) fn summary(done: &Imported) -> String {
+pub(crate) fn summary(done: &Imported) -> String {
     let Imported { name, digest, size, new_bytes, reused_bytes, tensor_count, .. } = done;
     let [size, new, reused] = [size, new_bytes, reused_bytes].map(|bytes| human_bytes(*bytes));
     let sidecars = done.sidecars.iter().map(|sidecar| format!("with {}\n", printable(&sidecar.file_name)));

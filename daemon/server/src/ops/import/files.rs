@@ -36,6 +36,8 @@ struct File {
     name: String,
     component: Option<SidecarComponent>,
     size: u64,
+    /// Where its content begins in its descriptor. At 0 it is all of that.
+    offset: u64,
     /// Its metadata, if it is known already.
     inspected: Option<FileFacts>,
     /// What the manifest says about it, if there is one already.
@@ -77,6 +79,7 @@ impl Files {
             name: file.path.clone(),
             component: file.component,
             size: file.size,
+            offset: file.offset,
             inspected: None,
             described: None,
             expected: file.digest,
@@ -93,15 +96,15 @@ impl Files {
         if !sizes().eq(params.files.iter().map(|file| file.size)) {
             return Err(OpError::NotOfManifest { expected: described.len(), found: params.files.len() });
         }
-        let was_read = params.files.iter().map(|file| file.was_read);
-        let files = described.into_iter().zip(was_read).map(|(file, was_read)| File {
+        let files = described.into_iter().zip(&params.files).map(|(file, listed)| File {
             name: layout::blob_name(file.digest),
             component: None,
             size: file.size,
+            offset: listed.offset,
             inspected: None,
             expected: Some(file.digest),
             described: Some(file.clone()),
-            was_read,
+            was_read: listed.was_read,
         });
         Ok(Self { files: files.collect(), is_list: true })
     }
@@ -116,8 +119,8 @@ impl Files {
             select(source, number, &name)?;
             let facts = inspect(source, &name)?;
             let (size, inspected) = (facts.size, Some(facts));
-            let (described, expected, was_read) = (None, None, false);
-            files.push(File { name, component, size, inspected, described, expected, was_read });
+            let (offset, described, expected, was_read) = (0, None, None, false);
+            files.push(File { name, component, size, offset, inspected, described, expected, was_read });
         }
         Ok(Self { files, is_list: false })
     }
@@ -290,7 +293,11 @@ impl File {
             Some(facts) => facts,
             None => inspect(source, &self.name)?,
         };
-        if facts.size == self.size { Ok(facts) } else { Err(self.refused(IngestError::Changed)) }
+        let is_listed = match self.offset {
+            0 => facts.size == self.size,
+            offset => offset.checked_add(self.size).is_some_and(|end| end <= facts.size),
+        };
+        if is_listed { Ok(facts) } else { Err(self.refused(IngestError::Changed)) }
     }
 
     /// Refuses a file that is not the one in the manifest, or that the client has listed.

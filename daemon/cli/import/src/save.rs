@@ -1,0 +1,376 @@
+//! `blobd save`: models as an OCI image layout, in a tar archive or a folder, for machines without a network.
+//!
+//! The layout has the manifests and the files as registries have them, so that other programs for OCI images read it too.
+//! Files are read out of their tensors while they are written.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use blobd_cli_common::connect::{client_error, connect};
+use blobd_cli_common::model_name::{ModelName, expand};
+use blobd_cli_common::output::{DataOutput, counted, human_bytes, print_json, print_message, printable};
+use blobd_cli_common::output_file::refuse_terminal;
+use blobd_cli_common::progress::Bar;
+use blobd_cli_common::{Global, file_error, internal};
+use blobd_client::model::OpenModel;
+use blobd_store_format::archive::{TarReader, tar_header};
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::index::{LayoutModel, ManifestIndex};
+use blobd_store_format::manifest::Manifest;
+use clap::Args;
+use serde::Serialize;
+
+use crate::export::{
+    Checked, ExportPlan, NewFile, is_folder_path, open_component, write_checked, write_layer,
+};
+use crate::{Client, Digest, ErrorBody, ErrorCode, Reference};
+
+/// Write models into one archive or folder, for a machine without a network
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd save llama3:8b -o llama3.tar
+  blobd save llama3:8b 'qwen3:*' -o models.tar        a file that several models have is in it once
+  blobd save llama3:8b -o models/                     the same as a folder
+  blobd save llama3:8b -o - | ssh other blobd load -
+
+`blobd load` reads it. It is an OCI image layout with the manifests as their registries published
+them: oras and crane read it too, and skopeo those with OCI manifests, not Ollama's.")]
+pub struct Params {
+    /// The models, by their names or by pattern
+    #[arg(required = true, value_name = "REF|PATTERN")]
+    models: Vec<ModelName>,
+    /// The archive to write, - for standard output, or a folder, whose path ends with /
+    #[arg(short, long, value_name = "PATH")]
+    output: PathBuf,
+    /// Replace files that exist
+    #[arg(short, long)]
+    force: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Saved {
+    path: String,
+    /// Of all that was written.
+    size: u64,
+    saved: Vec<SavedModel>,
+}
+
+#[derive(Debug, Serialize)]
+struct SavedModel {
+    name: String,
+    digest: Digest,
+    /// Of all its files.
+    size: u64,
+}
+
+/// Writes the models. The archive or the files of the folder get their names when all is written.
+pub fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    let connected = connect(global)?;
+    let layout = Layout::new(&connected.client, &params.models)?;
+    let to_stdout = params.output == Path::new("-");
+    if !is_folder_path(&params.output) && !params.force {
+        refuse_terminal(Some(&params.output))?;
+    }
+    let is_folder = !to_stdout && is_folder_path(&params.output);
+    let size = if is_folder { layout.size() } else { layout.archive_size() };
+    let bar = Bar::new("saving", size, global.hides_progress());
+    let source = Source { client: &connected.client, layout: &layout, open: RefCell::default() };
+    let written = match (to_stdout, is_folder) {
+        (true, _) => {
+            let mut out = DataOutput::lock();
+            let written = source.write_archive(&mut out, "standard output", &bar);
+            out.result(written)
+        }
+        (false, true) => source.write_folder(global, params, &bar),
+        (false, false) => source.write_file(global, params, &bar),
+    };
+    bar.clear();
+    written?;
+    layout.report(global, &params.output, size)
+}
+
+/// What is written: a value that is complete before anything is.
+#[derive(Debug)]
+struct Layout {
+    models: Vec<(Reference, Manifest)>,
+    /// In the order of the archive: the index and the manifests first, so that a reader knows what follows.
+    files: Vec<LayoutFile>,
+}
+
+#[derive(Debug)]
+struct LayoutFile {
+    path: String,
+    digest: Digest,
+    size: u64,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Bytes(Vec<u8>),
+    /// A file of the model with this number.
+    OfModel(usize),
+}
+
+impl Layout {
+    fn new(client: &Client, names: &[ModelName]) -> Result<Self, ErrorBody> {
+        let model = |reference: Reference| {
+            let manifest = client.manifest(&reference).map_err(client_error)?;
+            Ok((reference, manifest))
+        };
+        let named = expand(client, names)?.into_iter();
+        let models = named.map(|named| named.reference.and_then(model)).collect::<Result<Vec<_>, _>>()?;
+        Self::of(models)
+    }
+
+    fn of(models: Vec<(Reference, Manifest)>) -> Result<Self, ErrorBody> {
+        let tags: Vec<&str> = models.iter().map(|(reference, _)| reference.tag()).collect();
+        let listed = |(reference, manifest): &(Reference, Manifest)| {
+            let is_only = tags.iter().filter(|tag| **tag == reference.tag()).count() == 1;
+            let media_type = manifest.media_type().unwrap_or_else(|| MediaType::new(MediaType::OCI_MANIFEST));
+            LayoutModel {
+                manifest: Descriptor {
+                    media_type,
+                    digest: manifest.digest(),
+                    size: manifest.raw().len() as u64,
+                },
+                name: Some(whole_name(reference)),
+                // Programs that take a tag find a model by this.
+                ref_name: Some(if is_only { reference.tag().to_owned() } else { whole_name(reference) }),
+            }
+        };
+        let index = ManifestIndex::compose_layout(&models.iter().map(listed).collect::<Vec<_>>());
+        let index = index.map_err(|error| ErrorBody::new(ErrorCode::InvalidRequest, error))?;
+        let bytes = |path: &str, content: &[u8]| LayoutFile {
+            path: path.to_owned(),
+            digest: Digest::of(content),
+            size: content.len() as u64,
+            content: Content::Bytes(content.to_owned()),
+        };
+        let mut files = vec![
+            bytes(ManifestIndex::LAYOUT_MARKER_PATH, ManifestIndex::LAYOUT_MARKER.as_bytes()),
+            bytes(ManifestIndex::LAYOUT_PATH, &index),
+        ];
+        let mut seen = BTreeSet::new();
+        for (_, manifest) in &models {
+            if seen.insert(manifest.digest()) {
+                files.push(bytes(&ManifestIndex::layout_blob_path(manifest.digest()), manifest.raw()));
+            }
+        }
+        for (number, (_, manifest)) in models.iter().enumerate() {
+            let new = manifest.files().filter(|file| seen.insert(file.digest));
+            files.extend(new.map(|file| LayoutFile {
+                path: ManifestIndex::layout_blob_path(file.digest),
+                digest: file.digest,
+                size: file.size,
+                content: Content::OfModel(number),
+            }));
+        }
+        Ok(Self { models, files })
+    }
+
+    fn size(&self) -> u64 {
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.size))
+    }
+
+    fn archive_size(&self) -> u64 {
+        let blocks = self.files.iter().map(|file| {
+            let padded = file.size.checked_next_multiple_of(TarReader::BLOCK_BYTES).unwrap_or(u64::MAX);
+            padded.saturating_add(TarReader::BLOCK_BYTES)
+        });
+        blocks.fold(END.len() as u64, u64::saturating_add)
+    }
+
+    fn report(&self, global: &Global, output: &Path, size: u64) -> Result<(), ErrorBody> {
+        let path = output.display().to_string();
+        let model = |(reference, manifest): &(Reference, Manifest)| SavedModel {
+            name: reference.short(),
+            digest: manifest.digest(),
+            size: manifest.size(),
+        };
+        let saved = Saved { path, size, saved: self.models.iter().map(model).collect() };
+        let to_stdout = output == Path::new("-");
+        if global.json && !to_stdout {
+            return print_json(&saved);
+        }
+        if !global.hides_reports() {
+            let names = saved.saved.iter().map(|model| {
+                format!("{} {}: {}\n", printable(&model.name), model.digest.short(), human_bytes(model.size))
+            });
+            let path = if to_stdout { "standard output" } else { &saved.path };
+            let total = format!(
+                "{}: {}, {} in {}\n",
+                printable(path),
+                human_bytes(size),
+                counted(saved.saved.len(), "model"),
+                counted(self.files.len(), "file"),
+            );
+            // Standard output may be the archive.
+            print_message(&(names.collect::<String>() + &total));
+        }
+        Ok(())
+    }
+}
+
+/// The name as other programs write it, without a scheme.
+fn whole_name(reference: &Reference) -> String {
+    format!("{}/{}:{}", reference.host(), reference.repository(), reference.tag())
+}
+
+/// The end of an archive: two blocks of zeros.
+const END: [u8; 1024] = [0; 1024];
+
+/// Writes what the layout lists. One model is open at a time.
+struct Source<'s> {
+    client: &'s Client,
+    layout: &'s Layout,
+    open: RefCell<Option<(usize, OpenModel)>>,
+}
+
+impl Source<'_> {
+    fn write_file(&self, global: &Global, params: &Params, bar: &Bar) -> Result<(), ErrorBody> {
+        let size = self.layout.archive_size();
+        // The digest only tells files of one plan apart.
+        let file = NewFile { index: 0, path: "archive".to_owned(), digest: Digest::of(b""), size };
+        let plan = ExportPlan::new(Some(&params.output), &[file])?;
+        let checked = Checked::new(plan, params.force)?;
+        let write = |planned: &NewFile, out: &File, name: &str, _: &Bar| {
+            self.write_archive(out, name, bar).map(|()| planned.digest)
+        };
+        write_checked(global, params.force, checked, write, || Ok(())).map(|_written| ())
+    }
+
+    fn write_folder(&self, global: &Global, params: &Params, bar: &Bar) -> Result<(), ErrorBody> {
+        let file = |(index, file): (usize, &LayoutFile)| NewFile {
+            index,
+            path: file.path.clone(),
+            digest: file.digest,
+            size: file.size,
+        };
+        let files: Vec<NewFile> = self.layout.files.iter().enumerate().map(file).collect();
+        let plan = ExportPlan::new(Some(&params.output), &files)?;
+        let checked = match params.force {
+            true => Checked::new(plan, true)?,
+            false => Checked::comparing(global, plan)?,
+        };
+        let mut done = 0_u64;
+        let write = |planned: &NewFile, out: &File, name: &str, _: &Bar| {
+            let file = self.layout.files.get(planned.index);
+            let file = file.ok_or_else(|| internal("save: no such file"))?;
+            self.write_content(file, out, name)?;
+            done = done.saturating_add(file.size);
+            bar.set(done, self.layout.size());
+            Ok(file.digest)
+        };
+        write_checked(global, params.force, checked, write, || Ok(())).map(|_written| ())
+    }
+
+    fn write_archive(&self, out: impl Write, name: &str, bar: &Bar) -> Result<(), ErrorBody> {
+        let failed = |error: io::Error| file_error(name, &error);
+        let mut out = CountingWriter { out, written: 0, size: self.layout.archive_size(), bar };
+        for file in &self.layout.files {
+            let header = tar_header(&file.path, file.size).ok_or_else(|| internal("save: a long path"))?;
+            out.write_all(&header).map_err(failed)?;
+            self.write_content(file, &mut out, name)?;
+            let rest = file.size % TarReader::BLOCK_BYTES;
+            if let Some(padding) = TarReader::BLOCK_BYTES.checked_sub(rest).filter(|_| rest > 0) {
+                io::copy(&mut io::Read::take(io::repeat(0), padding), &mut out).map_err(failed)?;
+            }
+        }
+        out.write_all(&END).map_err(failed)?;
+        out.flush().map_err(failed)
+    }
+
+    fn write_content(&self, file: &LayoutFile, mut out: impl Write, name: &str) -> Result<(), ErrorBody> {
+        let number = match &file.content {
+            Content::Bytes(bytes) => {
+                return out.write_all(bytes).map_err(|error| file_error(name, &error));
+            }
+            Content::OfModel(number) => *number,
+        };
+        let mut open = self.open.borrow_mut();
+        let is_open = open.as_ref().is_some_and(|(of, _)| *of == number);
+        if !is_open {
+            let (reference, manifest) =
+                self.layout.models.get(number).ok_or_else(|| internal("save: no such model"))?;
+            let model = open_component(self.client, reference, None)?;
+            if model.digest() != manifest.digest() {
+                let message = format!("{}: is another model than before", reference.short());
+                return Err(ErrorBody::new(ErrorCode::Busy, message).with_hint("save it again"));
+            }
+            *open = Some((number, model));
+        }
+        let (_, model) = open.as_ref().ok_or_else(|| internal("save: no model is open"))?;
+        let layer = model.layers().iter().position(|layer| layer.digest == file.digest);
+        let layer = layer.ok_or_else(|| not_as_published(model.name(), file.digest))?;
+        let hidden = Bar::new("", 0, true);
+        write_layer(model, layer, out, name, &hidden)
+    }
+}
+
+/// Shows how far an archive is. Files are hashed while they are read, so it need not hash again.
+struct CountingWriter<'b, W> {
+    out: W,
+    written: u64,
+    size: u64,
+    bar: &'b Bar,
+}
+
+impl<W: Write> Write for CountingWriter<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let length = self.out.write(bytes)?;
+        self.written = self.written.saturating_add(length as u64);
+        self.bar.set(self.written, self.size);
+        Ok(length)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+fn not_as_published(model: &str, file: Digest) -> ErrorBody {
+    let message = format!(
+        "{model}: cannot be saved: file {file} was stored decompressed, and its compressed form cannot be made again"
+    );
+    let body = ErrorBody::new(ErrorCode::InvalidRequest, message);
+    body.with_hint(format!("`blobd export {model}` writes the files that were in it"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(name: &str, layers: &[&str]) -> (Reference, Manifest) {
+        let descriptor = |content: &&str| Descriptor {
+            media_type: MediaType::new(MediaType::OLLAMA_MODEL),
+            digest: Digest::of(content.as_bytes()),
+            size: content.len() as u64,
+        };
+        let config = Descriptor { media_type: MediaType::new(MediaType::DOCKER_CONFIG), ..descriptor(&"{}") };
+        let manifest = Manifest::compose(config, layers.iter().map(descriptor).collect()).unwrap();
+        (name.parse().unwrap(), manifest)
+    }
+
+    #[test]
+    fn layout_has_each_file_once_and_the_index_first() {
+        let models = vec![model("a:q4", &["weights", "template"]), model("b:q4", &["weights", "other"])];
+        let layout = Layout::of(models).unwrap();
+        let paths: BTreeSet<&str> = layout.files.iter().map(|file| file.path.as_str()).collect();
+        assert_eq!((layout.files.len(), paths.len()), (2 + 2 + 4, 8));
+        assert_eq!(layout.files[0].path, "oci-layout");
+        assert_eq!(layout.files[1].path, "index.json");
+        let Content::Bytes(index) = &layout.files[1].content else { panic!("{layout:?}") };
+        let listed = ManifestIndex::parse(index).unwrap().into_layout_models().unwrap();
+        // With one tag, the whole names tell them apart.
+        assert_eq!(listed[1].ref_name.as_deref(), Some("registry.ollama.ai/library/b:q4"));
+        assert_eq!(listed[1].name, listed[1].ref_name);
+        let single = Layout::of(vec![model("a:q4", &["weights"])]).unwrap();
+        let Content::Bytes(index) = &single.files[1].content else { panic!("{single:?}") };
+        let listed = ManifestIndex::parse(index).unwrap().into_layout_models().unwrap();
+        assert_eq!(listed[0].ref_name.as_deref(), Some("q4"));
+    }
+}
