@@ -18,6 +18,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Member, Piece, Recipe, seal};
 use blobd_store_format::split::{SplitPlan, Splitter, Target};
 use blobd_store_format::tensor::TensorFormat;
+use blobd_store_format::tensor_index::{Referrers, TensorIndex};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -89,6 +90,7 @@ fn main() -> Result<()> {
     ] {
         write("reference", name, text.as_bytes())?;
     }
+    write_tensor_indexes()?;
     write_frames()
 }
 
@@ -205,6 +207,21 @@ fn manifest() -> Result<Manifest> {
         descriptor("application/vnd.ollama.image.template", b"{{ .Prompt }}"),
     ];
     Ok(Manifest::compose(descriptor(MediaType::DOCKER_CONFIG, b"{}"), layers)?)
+}
+
+/// Writes an index of the model that the target expects, and a list that names it.
+fn write_tensor_indexes() -> Result<()> {
+    let descriptor = |media_type: &str, content: &[u8]| Descriptor {
+        media_type: MediaType::new(media_type),
+        digest: Digest::of(content),
+        size: content.len() as u64,
+    };
+    let recipe = descriptor(TensorIndex::RECIPE_TYPE, b"recipe");
+    let subject = descriptor(MediaType::OCI_MANIFEST, b"model");
+    let index = TensorIndex::compose(&subject, &[(Digest::of(b"file"), recipe)])?;
+    write("tensor_index", "index", &index)?;
+    let list = Referrers::with_index(None, &descriptor(MediaType::OCI_MANIFEST, &index))?;
+    write("tensor_index", "list", &list.unwrap_or_default())
 }
 
 /// Writes streams of frames, and the same as responses of a daemon, with and without descriptors.

@@ -43,8 +43,8 @@ impl TensorIndex {
         if file_size / 100 > LEAST { file_size / 100 } else { LEAST }
     }
 
-    /// The longest recipe that is decompressed: 100,000 tensors.
-    pub const MAX_UNPACKED_BYTES: u64 = 32 << 20;
+    /// The longest recipe that is decompressed: 25,000 tensors.
+    pub const MAX_UNPACKED_BYTES: u64 = 8 << 20;
 
     /// The bytes of the index of a model, for files and their compressed recipes.
     ///

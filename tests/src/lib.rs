@@ -24,6 +24,7 @@
 //!   [`fuse`]: common parts of the FUSE file systems
 //! - [`moves`]: killed moves of models in the layouts of several programs
 //! - [`file_source`]: imports of files that this process has open
+//! - [`tensor_indexes`]: tensor indexes at such a registry, right and forged
 //! - [`registry`]: a registry with chosen faults; [`pulls`]: pulls in this process from such a registry
 //! - [`crash_disk`], [`faulty_disk`]: disks that lose unsynced data or fail; [`steps`]: operations on a store on
 //!   such a disk, with the files of [`samples`]; [`store_state`]: the expected and the actual content of a store
@@ -59,6 +60,7 @@ pub mod service;
 pub mod steps;
 pub mod store_dir;
 pub mod store_state;
+pub mod tensor_indexes;
 pub mod terminal;
 pub mod verbs;
 pub mod wait;

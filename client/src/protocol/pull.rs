@@ -110,7 +110,8 @@ pub struct PlannedFile {
     pub stored_bytes: u64,
     /// The bytes that an earlier, unfinished pull has received.
     pub resumed_bytes: u64,
-    /// The bytes of tensors that a similar stored model seems to have: samples of them are equal.
+    /// The bytes of tensors that the store seems to have: the model's tensor index names them, or samples are equal to those
+    /// of a similar stored model.
     pub similar_bytes: u64,
     /// The bytes that would be downloaded.
     pub download_bytes: u64,
@@ -176,8 +177,20 @@ pub struct PullDone {
     /// The files whose first download had a wrong digest, and whose second download was right.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub corrected: Vec<CorrectedFile>,
+    /// The model's tensor index at its registry, if it named tensors that were reused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<UsedIndex>,
     #[serde(flatten)]
     pub effects: NameEffects,
+}
+
+/// A tensor index that was used by a pull.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsedIndex {
+    /// The bytes of it that were downloaded, apart from those of the files.
+    pub size: u64,
+    /// The bytes of files that were reused because it named them.
+    pub spared_bytes: u64,
 }
 
 /// Body of `Route::Push`.

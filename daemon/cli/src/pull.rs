@@ -232,9 +232,10 @@ fn summary(done: &PullDone) -> String {
         (done.already_stored_bytes, "stored before"),
     ];
     let sources = sum_of_parts(&parts);
+    let index = done.index.as_ref().map_or_else(String::new, pull_report::index);
     let corrected = pull_report::corrected(&done.corrected);
     let effects = lost_models::effects(&done.effects);
-    format!("{name} {}: {}{sources}\n{chosen}{corrected}{effects}", digest.short(), human_bytes(*size))
+    format!("{name} {}: {}{sources}\n{chosen}{index}{corrected}{effects}", digest.short(), human_bytes(*size))
 }
 
 struct Screen {

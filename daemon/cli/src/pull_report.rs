@@ -2,7 +2,7 @@
 
 use blobd_cli_common::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
 use blobd_client::protocol::pull::{
-    ChosenFiles, CorrectedFile, DifferingRange, PlannedSpace, PullPlan, SpaceLimit,
+    ChosenFiles, CorrectedFile, DifferingRange, PlannedSpace, PullPlan, SpaceLimit, UsedIndex,
 };
 
 use crate::Digest;
@@ -20,9 +20,14 @@ pub(super) fn plan(plan: &PullPlan) -> String {
     let mut text = table.render(terminal_width());
     text.push_str(&format!("{}: would download {total}\n", printable(&plan.name)));
     if plan.files.iter().any(|file| file.similar_bytes > 0) {
-        text += "similar: tensors of stored models that match in all samples; the file's digest is checked\n";
+        text += "similar: stored tensors that match in all samples, or that the model's tensor index names; the file's \
+                 digest is checked\n";
     }
     text + &chosen_line(plan.chosen.as_ref()) + &space(plan)
+}
+
+pub(super) fn index(index: &UsedIndex) -> String {
+    format!("  its tensor index spared the download of {}\n", human_bytes(index.spared_bytes))
 }
 
 pub(super) fn chosen_line(chosen: Option<&ChosenFiles>) -> String {

@@ -55,12 +55,13 @@ impl PackedRecipe {
         is_short.then(|| Self { file: recipe.file(), bytes: packed.into() })
     }
 
-    #[cfg(test)]
-    pub(super) fn bytes(&self) -> &[u8] {
+    /// The compressed bytes.
+    pub const fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    fn descriptor(&self) -> Descriptor {
+    /// The descriptor of the compressed recipe.
+    pub fn descriptor(&self) -> Descriptor {
         let media_type = MediaType::new(TensorIndex::RECIPE_TYPE);
         Descriptor { media_type, digest: Digest::of(&self.bytes), size: self.bytes.len() as u64 }
     }
@@ -248,6 +249,23 @@ impl RegistryClient {
             }
         }
         None
+    }
+
+    /// Downloads a compressed recipe of a model's tensor index.
+    pub async fn packed_recipe(&self, reference: &Reference, recipe: &Descriptor) -> Result<Vec<u8>> {
+        let mut stream = self.blob(reference, recipe).await?;
+        let mut bytes = Vec::new();
+        while let Some(more) = stream.next().await? {
+            bytes.extend_from_slice(&more);
+        }
+        let found = Digest::of(&bytes);
+        match found == recipe.digest {
+            true => Ok(bytes),
+            false => {
+                let what = format!("recipe: wrong digest: expected {}, found {found}", recipe.digest);
+                Err(RegistryError::unusable_model(reference, &what))
+            }
+        }
     }
 
     async fn tensor_index_at(

@@ -35,6 +35,7 @@ mod file_transfer;
 mod growth;
 mod head;
 mod head_reuse;
+mod indexed_blobs;
 mod job;
 mod obtained_head;
 mod pieces;
@@ -52,6 +53,7 @@ mod two_copies;
 pub use error::TransferError;
 use file_transfer::{Recheck, Transfer};
 use head::Head;
+use indexed_blobs::IndexedBlobs;
 pub(crate) use job::{Flag, HEADER_COPIES, Job};
 use obtained_head::ObtainedHead;
 pub(crate) use policy::TransferPolicy;
@@ -89,6 +91,8 @@ pub(crate) struct Received {
     pub(crate) resumed_bytes: u64,
     /// Taken from the store.
     pub(crate) reused_bytes: u64,
+    /// Those of them that a tensor index named.
+    pub(crate) indexed_bytes: u64,
     /// Set if the first download had a wrong digest.
     pub(crate) corrected: Option<CorrectedFile>,
 }
@@ -210,7 +214,10 @@ impl Transfers {
         let partial = PartialFile::open(store, job.file.identity(), job.file.size())?;
         let partial = if job.is_continued() { partial } else { partial.discarded() };
         let resumed_bytes = partial.claimed_bytes();
-        let similar_files = tensor_reuse::similar_files(store, job)?;
+        let similar_files = match job.index {
+            Some(_) => Vec::new(),
+            None => tensor_reuse::similar_files(store, job)?,
+        };
         let near = similar_files.first().map(|similar| &*similar.recipe);
         let tensors = |obtained: &ObtainedHead| obtained.head.plan.tensors().len();
         let (obtained, _tables) =
@@ -219,11 +226,17 @@ impl Transfers {
                 Err(TransferError::NoRanges) => return Ok(TransferPlan::for_stream(job.file.size())),
                 obtained => obtained?,
             };
+        let indexed = indexed(job, &obtained);
         let Head { plan, whole, .. } = obtained.head;
         job.release_headers();
         let reused = if whole.is_some() {
             ReusedTensors::default()
+        } else if let Some(indexed) = indexed {
+            let mut candidates = indexed.candidates(store, lease, job, &plan)?;
+            candidates.retain(|candidate| !partial.has_begun(candidate.blob));
+            ReusedTensors::indexed(candidates)
         } else {
+            let similar_files = similar_or_found(store, job, similar_files)?;
             let mut candidates = tensor_reuse::candidates(store, lease, &similar_files, &plan)?;
             candidates.retain(|candidate| !partial.has_begun(candidate.blob));
             ReusedTensors::new(job, store, &plan, candidates)?
@@ -250,7 +263,7 @@ impl Transfers {
             loop {
                 let hashed = transfer.run()?;
                 match job.file.digest() {
-                    Some(expected) if expected != hashed.file.digest => match transfer.recheck(expected)? {
+                    Some(expected) if expected != hashed.file.digest => match transfer.recheck(expected, &hashed)? {
                         Recheck::Some => {}
                         Recheck::All => break,
                         Recheck::Nothing => {
@@ -278,6 +291,7 @@ impl Transfers {
         let size = job.file.size();
         let partial = PartialFile::open(ingest.store(), job.file.identity(), size)?;
         let similar_files = match reuse {
+            Reuse::All if job.index.is_some() => Vec::new(),
             Reuse::Nothing { .. } => Vec::new(),
             Reuse::All | Reuse::NoHead => tensor_reuse::similar_files(ingest.store(), job)?,
         };
@@ -288,6 +302,7 @@ impl Transfers {
             Reuse::Nothing { .. } => ObtainedHead::again(job, ingest.store(), &partial),
             Reuse::All | Reuse::NoHead => ObtainedHead::new(job, ingest.store(), &partial, near_recipe),
         })?;
+        let indexed = if reuse == Reuse::All { indexed(job, &obtained) } else { None };
         let ObtainedHead { head: Head { plan, facts, whole, sender }, parts, fetched, has_reused_head } =
             obtained;
         let partial = match reuse {
@@ -304,18 +319,33 @@ impl Transfers {
         // A server without ranges cannot send samples.
         let reused = if whole.is_some() {
             ReusedTensors::default()
+        } else if let Some(indexed) = &indexed {
+            reused_by_index(ingest, job, indexed, &assembler)?
         } else {
+            let similar_files = match reuse {
+                Reuse::All => similar_or_found(ingest.store(), job, similar_files.clone())?,
+                Reuse::NoHead | Reuse::Nothing { .. } => similar_files.clone(),
+            };
             self.reused(ingest, job, &similar_files, &assembler)?
         };
+        let indexed = indexed.filter(|_| !reused.candidates().is_empty());
         // Before any of their bytes is used.
         let head_of = near.filter(|_| has_reused_head).map(|similar| similar.model);
         assembler.note_models(reused.models().chain(head_of).collect())?;
         admit(ingest, &assembler)?;
         parts.iter().try_for_each(|(offset, bytes)| assembler.write(*offset, bytes))?;
+        indexed.iter().try_for_each(|indexed| indexed.write_literals(&assembler))?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
-        let (downloaded_bytes, reused_bytes, corrected) = (fetched, 0, None);
-        let received = Received { file, facts, downloaded_bytes, resumed_bytes, reused_bytes, corrected };
+        let received = Received {
+            file,
+            facts,
+            downloaded_bytes: fetched,
+            resumed_bytes,
+            reused_bytes: 0,
+            indexed_bytes: 0,
+            corrected: None,
+        };
         // From a stream of the whole file, only the start has been read.
         let read = parts.first().map_or(0, |(_, bytes)| bytes.len() as u64);
         let whole = whole.map(|stream| (stream, read));
@@ -334,6 +364,7 @@ impl Transfers {
             whole,
             has_reused_head,
             reused,
+            indexed,
             refetched,
             received,
             _tables: tables,
@@ -371,6 +402,43 @@ impl Transfers {
         let connections = || Arc::new(PermitPool::with_first_for_each(limits));
         Arc::clone(hosts.entry(host.to_ascii_lowercase()).or_insert_with(connections))
     }
+}
+
+/// The stored files to compare with a file whose tensor index could not be used.
+fn similar_or_found(
+    store: &Store,
+    job: &Job<'_>,
+    similar_files: Vec<SimilarFile>,
+) -> Result<Vec<SimilarFile>, StoreError> {
+    if job.index.is_some() { tensor_reuse::similar_files(store, job) } else { Ok(similar_files) }
+}
+
+/// What the tensor index says of a file, if the file has the header that it names.
+fn indexed(job: &Job<'_>, obtained: &ObtainedHead) -> Option<IndexedBlobs> {
+    let recipe = job.index?;
+    let indexed = match obtained.parts.first() {
+        Some((0, start)) => IndexedBlobs::new(recipe, &obtained.head.plan, start),
+        _ => None,
+    };
+    if indexed.is_none() {
+        tracing::debug!("{}: its tensor index is of another file", job.file.label());
+    }
+    indexed
+}
+
+/// Reuses the stored tensors that a tensor index names, provisionally.
+fn reused_by_index(
+    ingest: &Ingest,
+    job: &Job<'_>,
+    indexed: &IndexedBlobs,
+    assembler: &Assembler,
+) -> Result<ReusedTensors, TransferError> {
+    let mut candidates = indexed.candidates(ingest.store(), ingest.lease(), job, assembler.plan())?;
+    candidates.retain(|candidate| assembler.is_untouched(candidate.blob));
+    for candidate in &candidates {
+        assembler.take_stored(candidate.blob, candidate.digest);
+    }
+    Ok(ReusedTensors::indexed(candidates))
 }
 
 /// The data that a transfer may reuse instead of downloading it.

@@ -313,6 +313,19 @@ impl Assembler {
         }
     }
 
+    /// What has arrived of a planned blob has to be downloaded again. The file must not be hashed at the same time.
+    pub fn forget_arrived(&self, blob: usize) {
+        let mut state = lock(&self.state);
+        for range in self.ranges(blob) {
+            state.arrived.remove(range);
+        }
+    }
+
+    /// Bytes between tensors that have been written have to be downloaded. The file must not be hashed at the same time.
+    pub fn forget_literal(&self, range: Range<u64>) {
+        lock(&self.state).arrived.remove(range);
+    }
+
     /// The planned blobs that are read from the store.
     pub fn stored(&self) -> BTreeMap<usize, Digest> {
         lock(&self.state).stored.clone()

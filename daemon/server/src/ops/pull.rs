@@ -30,12 +30,14 @@ use crate::running_pulls::PullState;
 use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, TransferError, TransferGuard};
 
 mod compare;
+mod indexes;
 mod plan;
 mod pulled_folder;
 mod remote_model;
 mod reusable;
 mod source;
 
+use indexes::Indexes;
 pub(crate) use plan::plan_pull;
 use remote_model::{check_pull, refuse_without_layers};
 pub(crate) use remote_model::{inspect, resolve};
@@ -77,8 +79,13 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let ingest = change.begin(change.lease())?;
     let limit = RateLimit::new(params.limit_rate);
     let sources = Sources::default();
+    let manifest = match &remote {
+        RemoteModel::Published(published) => Some(&published.manifest),
+        RemoteModel::Files { .. } => None,
+    };
     let mut model = Incoming {
         pull,
+        indexes: Indexes::new(pull, manifest),
         reference,
         limit,
         ingest,
@@ -100,12 +107,12 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let origin = origin.map(|origin| PulledSource::record(&origin, &params.components));
     let origin = origin.unwrap_or_else(|| expiring_record(&params.source));
     let name_origin = NameOrigin { origin: Some(origin.clone()), source: followed_source(params) };
-    let Incoming { ingest, sources, corrected, notes, .. } = model;
+    let Incoming { ingest, sources, corrected, notes, indexes, .. } = model;
     let ingest = ingest.with_name_origin(name_origin);
     let is_allowed = |name: &Reference| policy.check_source(&params.source, Some(name)).is_ok();
     let mut named = change.commit(ingest, target.clone(), &manifest, Some(&origin), is_allowed)?;
     named.effects.notes.extend(notes);
-    let Sources { downloaded_bytes, reused_bytes, already_stored_bytes } = sources;
+    let Sources { downloaded_bytes, reused_bytes, already_stored_bytes, .. } = sources;
     Ok(PullDone {
         status: "success".to_owned(),
         name: named.name,
@@ -117,6 +124,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         unchanged: downloaded_bytes == 0 && !named.tag_changed,
         chosen,
         corrected,
+        index: indexes.used(sources.indexed_bytes),
         effects: named.effects,
     })
 }
@@ -157,6 +165,8 @@ struct Sources {
     downloaded_bytes: u64,
     reused_bytes: u64,
     already_stored_bytes: u64,
+    /// Those reused bytes that a tensor index named.
+    indexed_bytes: u64,
 }
 
 impl Sources {
@@ -193,6 +203,7 @@ async fn reporting_silence<T>(pull: &Pull<'_>, answer: impl Future<Output = T>) 
 
 struct Incoming<'p> {
     pull: Pull<'p>,
+    indexes: Indexes<'p>,
     reference: &'p Reference,
     limit: RateLimit,
     ingest: Ingest,
@@ -289,15 +300,19 @@ impl Incoming<'_> {
         let (silence, again, as_stream) = (silence.clone(), again.clone(), as_stream.clone());
         let reusable = self.reusable;
         let may_read = |name: &Reference, manifest| reusable.may_read(name, manifest);
-        let job = pull.job(file, &self.limit, &report);
-        let job = Job { about, continues, may_read: &may_read, silence, again, as_stream, ..job };
+        let index = self.indexes.recipe(file);
+        let (index, job) = (index.as_deref(), pull.job(file, &self.limit, &report));
+        let job = Job { about, continues, may_read: &may_read, index, silence, again, as_stream, ..job };
         if fits_memory(file) {
             return self.receive_small(&job);
         }
         let received = transfers.receive(&guard, &mut self.ingest, &job);
-        let Received { file: descriptor, facts, downloaded_bytes, resumed_bytes, reused_bytes, corrected } =
-            received.map_err(|error| transfer_error(file, error))?;
+        let received = received.map_err(|error| transfer_error(file, error))?;
+        let Received { file: descriptor, facts, downloaded_bytes, resumed_bytes, reused_bytes, .. } =
+            received;
+        let (indexed_bytes, corrected) = (received.indexed_bytes, received.corrected);
         self.sources.add(file.size(), resumed_bytes, downloaded_bytes);
+        self.sources.indexed_bytes = self.sources.indexed_bytes.saturating_add(indexed_bytes);
         let reused_bytes = resumed_bytes.saturating_add(reused_bytes);
         self.corrected.extend(corrected);
         self.send_file_progress(file, &job.again, Some(reused_bytes));
@@ -447,7 +462,8 @@ impl Incoming<'_> {
         }
         let mut needed_bytes = 0_u64;
         for download in downloads {
-            let plan = transfer_plan(self.pull, self.reusable, self.ingest.lease(), &download)?;
+            let lease = self.ingest.lease();
+            let plan = transfer_plan(self.pull, self.reusable, &self.indexes, lease, &download)?;
             needed_bytes = needed_bytes.saturating_add(plan.needed_bytes);
         }
         Ok(self.ingest.reserve_quota(needed_bytes)?)

@@ -78,7 +78,15 @@ impl Transfers {
         ingest.note_partial(digest);
         ingest.publish()?;
         let file = Descriptor { media_type: job.file.media_type().clone(), digest, size };
-        Ok(Received { file, facts, downloaded_bytes, resumed_bytes: 0, reused_bytes: 0, corrected: None })
+        Ok(Received {
+            file,
+            facts,
+            downloaded_bytes,
+            resumed_bytes: 0,
+            reused_bytes: 0,
+            indexed_bytes: 0,
+            corrected: None,
+        })
     }
 }
 

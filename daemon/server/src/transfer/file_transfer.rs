@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tracing::{Instrument as _, Span};
 
 use super::fetch::Fetch;
+use super::indexed_blobs::IndexedBlobs;
 use super::obtained_head::{fetch_head, head_bytes};
 use super::pieces::write_pieces;
 use super::shared_assembler::SharedAssembler;
@@ -27,6 +28,8 @@ pub(super) struct Transfer<'t> {
     pub(super) whole: Option<(ByteStream, u64)>,
     pub(super) has_reused_head: bool,
     pub(super) reused: ReusedTensors,
+    /// The tensor index, if it named stored tensors.
+    pub(super) indexed: Option<IndexedBlobs>,
     /// Tensors that were reused and have then been downloaded after all.
     pub(super) refetched: Vec<Candidate>,
     pub(super) received: Received,
@@ -80,8 +83,18 @@ impl Transfer<'_> {
         }
     }
 
-    /// Handles a wrong digest: drops the least certain assumption, first a reused head, then reused tensors.
-    pub(super) fn recheck(&mut self, expected: Digest) -> Result<Recheck, TransferError> {
+    /// Handles a wrong digest: drops the least certain assumption, first that downloaded tensors are right which have other
+    /// digests in the tensor index, then a reused head, then reused tensors.
+    pub(super) fn recheck(&mut self, expected: Digest, hashed: &Hashed) -> Result<Recheck, TransferError> {
+        let assembler = self.shared.assembler();
+        let damaged = self.indexed.as_mut().map(|indexed| indexed.take_damaged(assembler, &hashed.file.blobs()));
+        let damaged = damaged.unwrap_or_default();
+        if !damaged.is_empty() {
+            self.job.registry.note_wrong_file();
+            tracing::info!("{expected}: {} tensors were damaged on their way, downloading them", damaged.len());
+            damaged.into_iter().for_each(|blob| assembler.forget_arrived(blob));
+            return Ok(Recheck::Some);
+        }
         if std::mem::take(&mut self.has_reused_head)
             && let Some(recheck) = self.check_head()?
         {
@@ -90,7 +103,9 @@ impl Transfer<'_> {
         let candidates = self.reused.next_to_fetch();
         if !candidates.is_empty() {
             tracing::debug!("{expected}: {} reused tensors may differ, downloading them", candidates.len());
-            candidates.iter().for_each(|candidate| self.shared.assembler().forget_stored(candidate.blob));
+            let assembler = self.shared.assembler();
+            candidates.iter().for_each(|candidate| assembler.forget_stored(candidate.blob));
+            self.indexed.iter().for_each(|indexed| indexed.forget_literals(assembler));
             self.refetched.extend(candidates);
             return Ok(Recheck::Some);
         }
@@ -178,6 +193,7 @@ impl Transfer<'_> {
         ingest.note_partial(self.job.file.identity());
         ingest.publish()?;
         self.received.reused_bytes = self.reused.bytes();
+        self.received.indexed_bytes = if self.indexed.is_some() { self.received.reused_bytes } else { 0 };
         self.received.file.digest = digest;
         Ok(self.received)
     }

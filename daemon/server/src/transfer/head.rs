@@ -146,7 +146,8 @@ fn read_header(
 }
 
 /// Downloads half as much again as has been downloaded, and at most `most` bytes: not much beyond the header, because the
-/// rest may be in the store. Never more than the longest header.
+/// rest may be in the store. Never more than the longest header. If the file's tensor index says how long its header is,
+/// that much is downloaded at once.
 fn fetch_more(
     job: &Job<'_>,
     bytes: &mut Vec<u8>,
@@ -155,7 +156,9 @@ fn fetch_more(
 ) -> Result<(), TransferError> {
     let start = bytes.len() as u64;
     let longest = MAX_HEADER_BYTES.max(start.saturating_add(FIRST_BYTES));
-    let end = start.saturating_add(FIRST_BYTES.max(start / 2).min(most)).min(longest).min(job.file.size());
+    let indexed = job.indexed_header_bytes().filter(|_| start == 0).map(|bytes| bytes.max(1));
+    let next = indexed.unwrap_or_else(|| FIRST_BYTES.max(start / 2));
+    let end = start.saturating_add(next.min(most)).min(longest).min(job.file.size());
     job.count_header(usize::try_from(end).unwrap_or(usize::MAX))?;
     let fetched = job.wait_for(async {
         let mut stream = if job.file.is_resumable() {

@@ -9,6 +9,7 @@ use blobd_registry::{ByteStream, RegistryClient, RegistryError, RemoteFile, Send
 use blobd_store::DownloadAbout;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::MAX_HEADER_BYTES;
+use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -36,6 +37,8 @@ pub(crate) struct Job<'j> {
     pub(crate) continues: bool,
     /// Stored data is used in place of a download only if it belongs to such a model.
     pub(crate) may_read: &'j MayRead<'j>,
+    /// What the model's tensor index says that the file consists of. Not trusted.
+    pub(crate) index: Option<&'j Recipe>,
     pub(crate) limits: Vec<RateLimit>,
     pub(crate) silence: Silence,
     pub(crate) again: Flag,
@@ -73,6 +76,7 @@ impl<'j> Job<'j> {
             about: None,
             continues: false,
             may_read: &|_name, _manifest| false,
+            index: None,
             limits: Vec::new(),
             silence: Silence::default(),
             again: Flag::default(),
@@ -85,6 +89,11 @@ impl<'j> Job<'j> {
 
     pub(super) fn is_continued(&self) -> bool {
         self.continues && self.file.is_resumable()
+    }
+
+    /// The length of the file's header, if its tensor index says it.
+    pub(super) fn indexed_header_bytes(&self) -> Option<u64> {
+        self.index.and_then(Recipe::header).map(|(_, size)| size)
     }
 
     pub(super) fn read_whole(&self) -> Result<(Vec<u8>, Arc<Sender>), TransferError> {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use blobd_registry::{RegistryClient, RegistryError, RemoteFile};
 use blobd_store::leases::Lease;
-use blobd_store::{FileReader, Store, StoreError};
+use blobd_store::{FileReader, Store, StoreError, TagSummary};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::{Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
@@ -32,6 +32,13 @@ pub(super) struct Candidate {
     /// The manifest of a model that has it.
     model: Digest,
     samples: usize,
+}
+
+impl Candidate {
+    /// One that a tensor index names. `model` is the manifest of a model that has it.
+    pub(super) const fn indexed(blob: usize, digest: Digest, size: u64, model: Digest) -> Self {
+        Self { blob, digest, size, model, samples: 0 }
+    }
 }
 
 /// A stored file that may share tensors with the one to download.
@@ -97,20 +104,13 @@ pub(super) fn candidates(
 /// Finds stored files that may share tensors and that the user may read, the most similar first: other tags of the model,
 /// then files of about the same size.
 pub(super) fn similar_files(store: &Store, job: &Job<'_>) -> Result<Vec<SimilarFile>, StoreError> {
-    let file = job.file;
-    if file.digest().is_none() {
+    if job.file.digest().is_none() {
         // Without an expected digest, reuse could not be verified.
         return Ok(Vec::new());
     }
-    let mut models = store.names().all_summaries()?;
-    let is_sibling = |reference: &Reference| file.model().is_some_and(|own| own.is_sibling_of(reference));
-    models.sort_by_cached_key(|model| {
-        let size = model.manifest.as_ref().map_or(u64::MAX, |manifest| manifest.size);
-        (!is_sibling(&model.reference), size.abs_diff(file.size()))
-    });
     let mut seen = BTreeSet::new();
     let mut similar_files = Vec::new();
-    for model in &models {
+    for model in &models_by_similarity(store, job.file)? {
         let Ok(manifest) = &model.manifest else { continue };
         let is_known = manifest.files.iter().all(|other| seen.contains(other));
         if is_known || !(job.may_read)(&model.reference, manifest.digest) {
@@ -127,6 +127,20 @@ pub(super) fn similar_files(store: &Store, job: &Job<'_>) -> Result<Vec<SimilarF
         }
     }
     Ok(similar_files)
+}
+
+/// The stored models, the most similar first: other tags of the model, then those of about the same size.
+pub(super) fn models_by_similarity(
+    store: &Store,
+    file: &RemoteFile,
+) -> Result<Vec<Arc<TagSummary>>, StoreError> {
+    let mut models = store.names().all_summaries()?;
+    let is_sibling = |reference: &Reference| file.model().is_some_and(|own| own.is_sibling_of(reference));
+    models.sort_by_cached_key(|model| {
+        let size = model.manifest.as_ref().map_or(u64::MAX, |manifest| manifest.size);
+        (!is_sibling(&model.reference), size.abs_diff(file.size()))
+    });
+    Ok(models)
 }
 
 /// Finds the planned blobs whose tensors a stored file has too, all in one blob, with the same name, type, shape and
@@ -182,6 +196,11 @@ impl ReusedTensors {
         });
         let batch_bytes = (plan.file_size() / 64).max(MIN_REUSED_BYTES);
         Ok(Self { candidates: agreeing, batch_bytes })
+    }
+
+    /// Uses all that a tensor index names. If the digest of the file is wrong, all of them are downloaded.
+    pub(super) const fn indexed(candidates: Vec<Candidate>) -> Self {
+        Self { candidates, batch_bytes: u64::MAX }
     }
 
     pub(super) fn candidates(&self) -> &[Candidate] {

@@ -131,6 +131,7 @@ fn adding(session: &mut Session, sample: &Sample) {
     session.ok("pull --dry-run", ["pull", "--dry-run", &format!("{url}/files/tiny.gguf"), "--name", "tiny"]);
     session.ok("pull --dry-run", ["pull", "--dry-run", &format!("{url}/me/relative:1")]);
     session.ok("pull", ["pull", &format!("{url}/me/relative:1"), &format!("{url}/me/chat:1")]);
+    session.ok("pull", ["pull", &format!("{url}/me/indexed:1")]);
     session.ok("pull", ["pull", &format!("{url}/me/packed:1"), "--name", "packed"]);
     session.line("show", "packed");
     session.line("rm", "packed");

@@ -11,6 +11,7 @@ use blobd_tests::oracle::sha256;
 use blobd_tests::raw_gguf::{RawGguf, id};
 use blobd_tests::registry::FakeRegistry;
 use blobd_tests::temp_dirs::tmpfs_directory;
+use blobd_tests::tensor_indexes::{IndexedModel, recipe_of};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
@@ -92,6 +93,9 @@ impl Sample {
         self.registry.add_model("me/packed:1", b"{}", &[(PACKED, &packed)]).unwrap();
         let layers: [(&str, &[u8]); 1] = [(MODEL, &large(7).bytes())];
         self.registry.add_model("me/damaged:1", br#"{"model_family":"damaged"}"#, &layers).unwrap();
+        let weights = large(1).with("general.name", "indexed").bytes();
+        let indexed = IndexedModel::new(&self.registry, ("me/indexed", "1"), &weights);
+        indexed.publish(&recipe_of(&weights));
         for (name, seed) in [("relative", 1), ("half", 5), ("lost", 6)] {
             let file = large(seed).with("general.name", name);
             let config = br#"{"renderer":"qwen3.5"}"#;

@@ -5,11 +5,14 @@
 
 use std::fs;
 
+use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::GgmlType;
+use blobd_store_format::manifest::Manifest;
 use blobd_tests::archives::tar;
 use blobd_tests::command::Run;
 use blobd_tests::model::{ModelFile, ModelTensor};
 use blobd_tests::registry::FakeRegistry;
+use blobd_tests::tensor_indexes::{IndexedModel, recipe_of};
 use serde_json::{Value as Json, json};
 
 use super::super::access::Shared;
@@ -103,6 +106,21 @@ fn dense() -> ModelFile {
 #[test]
 fn denied_file_is_not_assembled_from_tensors_whose_samples_agree_with_a_public_base() {
     attack(MODEL, dense().bytes(), tuned(&dense()).bytes());
+}
+
+#[test]
+fn tensors_that_an_index_names_are_not_taken_from_a_denied_model() {
+    let secret = tuned(&dense()).bytes();
+    let attack = Attack::start(MODEL, dense().bytes(), secret.clone());
+    let manifest = attack.registry.manifest("/v2/me/y/manifests/1").unwrap();
+    let model = IndexedModel {
+        registry: &attack.registry,
+        name: ("me/y", "1"),
+        manifest: Manifest::parse(manifest).unwrap(),
+        file: Digest::of(&secret),
+    };
+    model.publish(&recipe_of(&secret));
+    attack.gives_nothing_of_a_denied_model();
 }
 
 #[test]

@@ -5,6 +5,7 @@ use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
 use blobd_store::{Store, gc};
 
+use super::indexes::Indexes;
 use super::remote_model::check_pull;
 use super::reusable::Reusable;
 use super::source::{
@@ -27,6 +28,11 @@ pub(crate) fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<Pull
     check_pull(pull, &reusable, reference, &remote)?;
     name_change(pull, reference).check(&target, |present| may_be(present, &remote))?;
     let chosen = chosen_files(&remote);
+    let manifest = match &remote {
+        RemoteModel::Published(published) => Some(&published.manifest),
+        RemoteModel::Files { .. } => None,
+    };
+    let indexes = Indexes::new(pull, manifest);
     let (digest, files) = match remote {
         RemoteModel::Published(published) => {
             (Some(published.manifest.digest()), layers(&params.source, &published))
@@ -35,8 +41,8 @@ pub(crate) fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<Pull
     };
     // Protects stored data until it has been compared.
     let lease = store.liveness().leases().grant(format!("plan of a pull of {}", reference.short()));
-    let planned: Vec<_> =
-        files.iter().map(|file| planned(pull, &lease, &reusable, file)).collect::<Result<_, OpError>>()?;
+    let planned = |file| planned(pull, &lease, &reusable, &indexes, file);
+    let planned: Vec<_> = files.iter().map(planned).collect::<Result<_, OpError>>()?;
     let (files, needs): (Vec<_>, Vec<_>) = planned.into_iter().unzip();
     let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0, u64::saturating_add);
     let download_bytes = sum(&mut files.iter().map(|file| file.download_bytes));
@@ -122,6 +128,7 @@ fn planned(
     pull: Pull<'_>,
     lease: &Lease,
     reusable: &Reusable<'_>,
+    indexes: &Indexes<'_>,
     file: &RemoteFile,
 ) -> Result<(PlannedFile, u64), OpError> {
     let size = file.size();
@@ -141,7 +148,7 @@ fn planned(
         return Ok((PlannedFile { stored_bytes: size, download_bytes: 0, ..bare }, 0));
     }
     let download = reusable.download(file, (&pull.params.source, pull.requester.uid()))?;
-    let plan = transfer_plan(pull, reusable, lease, &download)?;
+    let plan = transfer_plan(pull, reusable, indexes, lease, &download)?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);
     Ok((PlannedFile { resumed_bytes, similar_bytes, download_bytes, ..bare }, plan.needed_bytes))

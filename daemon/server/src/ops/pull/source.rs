@@ -15,6 +15,7 @@ use blobd_store_format::source::{PullSource, PulledSource};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
+use super::indexes::Indexes;
 use super::reusable::{Download, Reusable};
 use crate::ingest::IngestError;
 use crate::memory_gauge::MemoryGauge;
@@ -244,6 +245,7 @@ pub(super) fn chosen_files(remote: &RemoteModel) -> Option<ChosenFiles> {
 pub(super) fn transfer_plan(
     pull: Pull<'_>,
     reusable: &Reusable<'_>,
+    indexes: &Indexes<'_>,
     lease: &Lease,
     download: &Download,
 ) -> Result<TransferPlan, OpError> {
@@ -252,7 +254,8 @@ pub(super) fn transfer_plan(
     let report = |_arrived| !events.is_closed();
     let may_read = |name: &Reference, manifest| reusable.may_read(name, manifest);
     let job = pull.job(file, &RateLimit::new(params.limit_rate), &report);
-    let job = Job { continues: *continues, may_read: &may_read, ..job };
+    let index = indexes.recipe(file);
+    let job = Job { continues: *continues, may_read: &may_read, index: index.as_deref(), ..job };
     transfers.plan(store, lease, &job).map_err(|error| transfer_error(file, error))
 }
 
