@@ -56,9 +56,11 @@ pub fn forged(recipe: &Recipe, change: impl FnOnce(&mut Vec<Piece>)) -> Recipe {
 /// A model at a registry that keeps lists of referrers under tags.
 #[derive(Debug)]
 pub struct IndexedModel<'r> {
+    /// The registry.
     pub registry: &'r FakeRegistry,
     /// Its repository and its tag.
     pub name: (&'r str, &'r str),
+    /// Its manifest.
     pub manifest: Manifest,
     /// Its weights.
     pub file: Digest,

@@ -263,14 +263,16 @@ impl Transfers {
             loop {
                 let hashed = transfer.run()?;
                 match job.file.digest() {
-                    Some(expected) if expected != hashed.file.digest => match transfer.recheck(expected, &hashed)? {
-                        Recheck::Some => {}
-                        Recheck::All => break,
-                        Recheck::Nothing => {
-                            let first = transfer.into_first_copy(hashed.file.digest)?;
-                            return self.receive_again(guard, ingest, job, expected, &first);
+                    Some(expected) if expected != hashed.file.digest => {
+                        match transfer.recheck(expected, &hashed)? {
+                            Recheck::Some => {}
+                            Recheck::All => break,
+                            Recheck::Nothing => {
+                                let first = transfer.into_first_copy(hashed.file.digest)?;
+                                return self.receive_again(guard, ingest, job, expected, &first);
+                            }
                         }
-                    },
+                    }
                     _ => return transfer.finish(ingest, hashed),
                 }
             }

@@ -87,11 +87,15 @@ impl Transfer<'_> {
     /// digests in the tensor index, then a reused head, then reused tensors.
     pub(super) fn recheck(&mut self, expected: Digest, hashed: &Hashed) -> Result<Recheck, TransferError> {
         let assembler = self.shared.assembler();
-        let damaged = self.indexed.as_mut().map(|indexed| indexed.take_damaged(assembler, &hashed.file.blobs()));
+        let damaged =
+            self.indexed.as_mut().map(|indexed| indexed.take_damaged(assembler, &hashed.file.blobs()));
         let damaged = damaged.unwrap_or_default();
         if !damaged.is_empty() {
             self.job.registry.note_wrong_file();
-            tracing::info!("{expected}: {} tensors were damaged on their way, downloading them", damaged.len());
+            tracing::info!(
+                "{expected}: {} tensors were damaged on their way, downloading them",
+                damaged.len()
+            );
             damaged.into_iter().for_each(|blob| assembler.forget_arrived(blob));
             return Ok(Recheck::Some);
         }
