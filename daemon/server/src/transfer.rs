@@ -97,6 +97,18 @@ pub(crate) struct Received {
     pub(crate) corrected: Option<CorrectedFile>,
 }
 
+impl Received {
+    const fn begun(
+        file: Descriptor,
+        facts: Vec<ModelFacts>,
+        downloaded_bytes: u64,
+        resumed_bytes: u64,
+    ) -> Self {
+        let (reused_bytes, indexed_bytes, corrected) = (0, 0, None);
+        Self { file, facts, downloaded_bytes, resumed_bytes, reused_bytes, indexed_bytes, corrected }
+    }
+}
+
 /// How much of a file need not be downloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TransferPlan {
@@ -293,9 +305,8 @@ impl Transfers {
         let size = job.file.size();
         let partial = PartialFile::open(ingest.store(), job.file.identity(), size)?;
         let similar_files = match reuse {
-            Reuse::All if job.index.is_some() => Vec::new(),
             Reuse::Nothing { .. } => Vec::new(),
-            Reuse::All | Reuse::NoHead => tensor_reuse::similar_files(ingest.store(), job)?,
+            Reuse::All | Reuse::NoHead => similar_without_index(ingest.store(), job, reuse)?,
         };
         let near = similar_files.first().filter(|_| reuse == Reuse::All);
         let near_recipe = near.map(|similar| &*similar.recipe);
@@ -319,16 +330,14 @@ impl Transfers {
         keep_published(ingest, &assembler)?;
         let resumed_bytes = assembler.arrived_bytes();
         // A server without ranges cannot send samples.
-        let reused = if whole.is_some() {
-            ReusedTensors::default()
-        } else if let Some(indexed) = &indexed {
-            reused_by_index(ingest, job, indexed, &assembler)?
-        } else {
-            let similar_files = match reuse {
-                Reuse::All => similar_or_found(ingest.store(), job, similar_files.clone())?,
-                Reuse::NoHead | Reuse::Nothing { .. } => similar_files.clone(),
-            };
-            self.reused(ingest, job, &similar_files, &assembler)?
+        let reused = match (&whole, &indexed) {
+            (Some(_), _) => ReusedTensors::default(),
+            (None, Some(indexed)) => reused_by_index(ingest, job, indexed, &assembler)?,
+            (None, None) if reuse == Reuse::All => {
+                let similar_files = similar_or_found(ingest.store(), job, similar_files.clone())?;
+                self.reused(ingest, job, &similar_files, &assembler)?
+            }
+            (None, None) => self.reused(ingest, job, &similar_files, &assembler)?,
         };
         let indexed = indexed.filter(|_| !reused.candidates().is_empty());
         // Before any of their bytes is used.
@@ -339,15 +348,7 @@ impl Transfers {
         indexed.iter().try_for_each(|indexed| indexed.write_literals(&assembler))?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
-        let received = Received {
-            file,
-            facts,
-            downloaded_bytes: fetched,
-            resumed_bytes,
-            reused_bytes: 0,
-            indexed_bytes: 0,
-            corrected: None,
-        };
+        let received = Received::begun(file, facts, fetched, resumed_bytes);
         // From a stream of the whole file, only the start has been read.
         let read = parts.first().map_or(0, |(_, bytes)| bytes.len() as u64);
         let whole = whole.map(|stream| (stream, read));
@@ -404,6 +405,12 @@ impl Transfers {
         let connections = || Arc::new(PermitPool::with_first_for_each(limits));
         Arc::clone(hosts.entry(host.to_ascii_lowercase()).or_insert_with(connections))
     }
+}
+
+/// The stored files to compare with a file, unless it has a tensor index to try first.
+fn similar_without_index(store: &Store, job: &Job<'_>, reuse: Reuse) -> Result<Vec<SimilarFile>, StoreError> {
+    let has_index = reuse == Reuse::All && job.index.is_some();
+    if has_index { Ok(Vec::new()) } else { tensor_reuse::similar_files(store, job) }
 }
 
 /// The stored files to compare with a file whose tensor index could not be used.

@@ -51,7 +51,7 @@ impl IndexedBlobs {
                     (Target::Blob { blob, offset_in_blob }, Source::Blob { blob: digest, offset, .. })
                         if offset == offset_in_blob =>
                     {
-                        known.add(blob, digest)
+                        known.add(blob, digest);
                     }
                     (Target::Literal { .. }, Source::Zeros { .. } | Source::Literal { .. }) => {
                         literals.push((offset, bytes_of(piece)));
