@@ -9,6 +9,7 @@
 mod access_log;
 mod answer;
 mod body;
+mod hub;
 mod oci;
 mod range;
 
@@ -225,5 +226,7 @@ fn route(daemon: &Daemon, view: &View, request: &Parts, path: &str) -> Answered 
     if path == "/v2" || path.starts_with(oci::PREFIX) {
         return oci::answer(daemon, view, request, path);
     }
-    Ok(Answer::new(StatusCode::NOT_FOUND, "text/plain", "expected a path below /v2/\n"))
+    let of_hub = if view.offer.hub { hub::answer(daemon, view, request, path) } else { None };
+    let message = "expected a path below /v2/, or one of the hub's API if serve.hub is true\n";
+    of_hub.unwrap_or_else(|| Ok(Answer::new(StatusCode::NOT_FOUND, "text/plain", message)))
 }

@@ -25,6 +25,8 @@ pub(crate) struct Offer {
     pub(crate) hosts: Vec<String>,
     /// Without them, everybody who reaches the port is served.
     pub(crate) tokens: Option<Tokens>,
+    /// Whether the hub's API is served too.
+    pub(crate) hub: bool,
 }
 
 /// As whom other machines read.

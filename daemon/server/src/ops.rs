@@ -55,7 +55,7 @@ pub(crate) use policy::TermsCache;
 pub use pull::{FetchLimit, Pull, pull};
 pub(crate) use pull::{inspect, plan_pull, pulled_name, pulls, resolve};
 pub(crate) use push::{Push, push};
-pub(crate) use served::{Found, ServedFile, View, Wanted};
+pub(crate) use served::{Found, HubFile, ServedFile, Snapshot, View, Wanted};
 pub use space::{EvictionReport, Evictor, LastOpened, evict_excess, eviction_plan, gc, remove, usage};
 pub(crate) use space::{
     detail_bytes, partials, remove_partials, residency, sharing, usage_in_detail, user_usage,

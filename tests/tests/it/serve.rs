@@ -1,6 +1,7 @@
 //! Models for other machines: the registry of `[serve]`, and who sees what of it.
 
 mod clients;
+mod hub;
 mod registry;
 mod visibility;
 

@@ -114,6 +114,8 @@ pub const KEYS: &[Key] = &[
         r#"a loopback address, such as `"127.0.0.1:9750"`, on which every user can read metrics and health ([monitoring](OPERATIONS.md#monitoring))"#),
     fixed("serve.listen", "none",
         r#"an address, such as `"127.0.0.1:5000"`, on which other machines can read models ([models for other machines](SERVING.md))"#),
+    key("serve.hub", "`false`",
+        "whether clients of Hugging Face's hub are served too ([the hub's API](SERVING.md#the-hubs-api))"),
     key("serve.models", r#"`["*"]`"#,
         "the models that they see: names and patterns of names ([what is shown](SERVING.md#what-is-shown))"),
     key("serve.user", "none: they see what every user may read",

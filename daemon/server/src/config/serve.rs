@@ -23,6 +23,7 @@ use crate::user_set::{Member, NameOrNumber};
 pub(crate) struct ServeConfig {
     #[serde(deserialize_with = "values::optional::<TcpAddress, _>")]
     pub(crate) listen: Option<SocketAddr>,
+    hub: bool,
     hosts: Vec<OwnHost>,
     models: Vec<NamePattern>,
     user: Option<Named>,
@@ -36,6 +37,7 @@ impl Default for ServeConfig {
     fn default() -> Self {
         Self {
             listen: None,
+            hub: false,
             hosts: Vec::new(),
             models: "*".parse().into_iter().collect(),
             user: None,
@@ -90,9 +92,10 @@ impl ServeConfig {
         check_names([("serve.user", &self.user.iter().cloned().collect())].into_iter(), names)
     }
 
-    pub(super) fn values(&self) -> [(&'static str, Json); 7] {
+    pub(super) fn values(&self) -> [(&'static str, Json); 8] {
         [
             ("serve.listen", self.listen.map_or(Json::Null, |address| json!(address.to_string()))),
+            ("serve.hub", json!(self.hub)),
             ("serve.hosts", self.hosts.iter().map(|host| json!(host.0)).collect()),
             ("serve.models", json!(self.models)),
             ("serve.user", self.user.as_ref().map_or(Json::Null, |user| value(&user.member))),
@@ -121,6 +124,7 @@ impl ServeConfig {
         Ok(Offer {
             models: self.models.clone(),
             reader: self.reader(),
+            hub: self.hub,
             hosts: self.hosts.iter().map(|host| host.0.clone()).collect(),
             tokens: self.tokens.as_ref().map(read).transpose()?,
         })

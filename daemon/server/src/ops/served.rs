@@ -1,6 +1,8 @@
 //! What other machines can read: the models that the configuration offers, as far as their reader may read them. What is
 //! not shown is as if it were not there.
 
+mod snapshot;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::served_name;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::snapshot::{HubFile, Snapshot};
 use super::policy::CallerPolicy;
 use super::{OpError, damage};
 use crate::offer::Offer;
@@ -201,6 +204,10 @@ fn present<T>(read: Result<T, blobd_store::StoreError>) -> Result<Option<T>, OpE
 fn part(store: &Store, model: &Model, digest: Digest) -> Result<Option<StoredFile>, OpError> {
     if let Some(file) = model.files.iter().find(|file| file.descriptor.digest == digest) {
         return Ok(Some(file.clone()));
+    }
+    // In an archive.
+    if let Some(named) = model.contents()?.into_iter().find(|named| named.file.descriptor.digest == digest) {
+        return Ok(Some(named.file));
     }
     let has_blob = |file: &StoredFile| {
         file.recipe.as_ref().is_some_and(|recipe| recipe.blob_sizes().contains_key(&digest))

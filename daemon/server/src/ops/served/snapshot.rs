@@ -1,0 +1,134 @@
+//! The tags of a model as one repository of a hub: the files of all of them, or of one, with the paths that they have
+//! there. The name of a commit follows from these, because a store keeps none.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use blobd_store::Store;
+use blobd_store_format::digest::Digest;
+use blobd_store_format::file_paths::{ListedFile, paths};
+use blobd_store_format::git_id::GitId;
+use blobd_store_format::reference::Reference;
+
+use super::{View, present};
+use crate::ops::OpError;
+
+/// The files of a revision, by their paths.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) files: BTreeMap<String, HubFile>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HubFile {
+    pub(crate) digest: Digest,
+    pub(crate) size: u64,
+}
+
+impl HubFile {
+    /// What git stores of a file whose content is elsewhere (git-lfs, `docs/spec.md`).
+    pub(crate) fn pointer(&self) -> String {
+        let (digest, size) = (self.digest, self.size);
+        format!("version https://git-lfs.github.com/spec/v1\noid {digest}\nsize {size}\n")
+    }
+
+    pub(crate) fn git_id(&self) -> GitId {
+        GitId::of(self.pointer().as_bytes())
+    }
+}
+
+impl Snapshot {
+    /// 40 hexadecimal digits, as git's: the same for the same files.
+    pub(crate) fn commit(&self) -> String {
+        let mut listing = String::new();
+        for (path, file) in &self.files {
+            // Writing to a text does not fail.
+            let _ = writeln!(listing, "{} {path}", file.digest);
+        }
+        let digest = Digest::of(listing.as_bytes()).to_hex();
+        digest.get(..40).unwrap_or_default().to_owned()
+    }
+}
+
+impl View {
+    /// The tags of a repository: those of Hugging Face come first there.
+    pub(crate) fn hub_tags(&self, store: &Store, repository: &str) -> Result<Vec<Reference>, OpError> {
+        let tags = self.tags(store, repository, Some(blobd_store_format::host::HUGGING_FACE))?;
+        if tags.is_empty() { self.tags(store, repository, None) } else { Ok(tags) }
+    }
+
+    /// The files of a revision: `main`, a tag, or a commit of one of these.
+    pub(crate) fn snapshot(
+        &self,
+        store: &Store,
+        tags: &[Reference],
+        revision: &str,
+    ) -> Result<Option<Snapshot>, OpError> {
+        let revision = ["refs/heads/", "refs/tags/"]
+            .iter()
+            .find_map(|start| revision.strip_prefix(start))
+            .unwrap_or(revision);
+        let all = snapshot(store, tags)?;
+        if revision == "main" || all.commit() == revision {
+            return Ok(Some(all));
+        }
+        for tag in tags {
+            let own = snapshot(store, std::slice::from_ref(tag))?;
+            if tag.tag().eq_ignore_ascii_case(revision) || own.commit() == revision {
+                return Ok(Some(own));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn snapshot(store: &Store, tags: &[Reference]) -> Result<Snapshot, OpError> {
+    let mut snapshot = Snapshot::default();
+    for tag in tags {
+        let Some(model) = present(store.names().model(tag))? else { continue };
+        let mut contents = model.contents()?;
+        // It describes the model to a registry.
+        contents.retain(|named| named.file.descriptor.digest != model.manifest.config().digest);
+        let listed = contents.iter().map(|named| ListedFile {
+            media_type: &named.file.descriptor.media_type,
+            name: named.name.as_deref(),
+            digest: named.file.descriptor.digest,
+            extension: None,
+        });
+        let paths = paths(&format!("{}-{}", tag.model(), tag.tag()), &listed.collect::<Vec<_>>());
+        for (path, named) in paths.into_iter().zip(&contents) {
+            let descriptor = &named.file.descriptor;
+            let file = HubFile { digest: descriptor.digest, size: descriptor.size };
+            let is_taken = snapshot.files.get(&path).is_some_and(|other| *other != file);
+            let path = if is_taken { format!("{}/{path}", tag.tag()) } else { path };
+            snapshot.files.insert(path, file);
+        }
+    }
+    Ok(snapshot)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointer_and_its_name_are_those_of_git_lfs() {
+        let file = HubFile { digest: Digest::of(b"hello\n"), size: 6 };
+        let pointer = "version https://git-lfs.github.com/spec/v1\n\
+            oid sha256:5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03\nsize 6\n";
+        assert_eq!(file.pointer(), pointer);
+        assert_eq!(file.git_id(), GitId::of(pointer.as_bytes()));
+    }
+
+    #[test]
+    fn commit_follows_from_the_files() {
+        let with = |path: &str, content: &[u8]| {
+            let file = HubFile { digest: Digest::of(content), size: 1 };
+            Snapshot { files: [(path.to_owned(), file)].into() }.commit()
+        };
+        assert_eq!(with("a", b"x"), with("a", b"x"));
+        assert_ne!(with("a", b"x"), with("b", b"x"));
+        assert_ne!(with("a", b"x"), with("a", b"y"));
+        assert!(with("a", b"x").len() == 40);
+    }
+}
