@@ -463,7 +463,8 @@ impl Incoming<'_> {
         let mut needed_bytes = 0_u64;
         for download in downloads {
             let lease = self.ingest.lease();
-            let plan = transfer_plan(self.pull, self.reusable, &self.indexes, lease, &download)?;
+            let index = self.indexes.recipe(&download.file);
+            let plan = transfer_plan(self.pull, self.reusable, index.as_deref(), lease, &download)?;
             needed_bytes = needed_bytes.saturating_add(plan.needed_bytes);
         }
         Ok(self.ingest.reserve_quota(needed_bytes)?)

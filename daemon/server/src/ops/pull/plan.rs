@@ -148,7 +148,8 @@ fn planned(
         return Ok((PlannedFile { stored_bytes: size, download_bytes: 0, ..bare }, 0));
     }
     let download = reusable.download(file, (&pull.params.source, pull.requester.uid()))?;
-    let plan = transfer_plan(pull, reusable, indexes, lease, &download)?;
+    let index = indexes.recipe(&download.file);
+    let plan = transfer_plan(pull, reusable, index.as_deref(), lease, &download)?;
     let (resumed_bytes, similar_bytes) = (plan.resumed_bytes, plan.similar_bytes);
     let download_bytes = size.saturating_sub(resumed_bytes).saturating_sub(similar_bytes);
     Ok((PlannedFile { resumed_bytes, similar_bytes, download_bytes, ..bare }, plan.needed_bytes))

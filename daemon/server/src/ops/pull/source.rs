@@ -10,12 +10,12 @@ use blobd_store::leases::Lease;
 use blobd_store::{FileVersion, Store, Verb};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::indexes::Indexes;
 use super::reusable::{Download, Reusable};
 use crate::ingest::IngestError;
 use crate::memory_gauge::MemoryGauge;
@@ -241,11 +241,11 @@ pub(super) fn chosen_files(remote: &RemoteModel) -> Option<ChosenFiles> {
 }
 
 /// Determines how much of a file need not be downloaded, and the disk space for the rest. Requests only its head and
-/// samples.
+/// samples; none of them for tensors that the index names.
 pub(super) fn transfer_plan(
     pull: Pull<'_>,
     reusable: &Reusable<'_>,
-    indexes: &Indexes<'_>,
+    index: Option<&Recipe>,
     lease: &Lease,
     download: &Download,
 ) -> Result<TransferPlan, OpError> {
@@ -254,8 +254,7 @@ pub(super) fn transfer_plan(
     let report = |_arrived| !events.is_closed();
     let may_read = |name: &Reference, manifest| reusable.may_read(name, manifest);
     let job = pull.job(file, &RateLimit::new(params.limit_rate), &report);
-    let index = indexes.recipe(file);
-    let job = Job { continues: *continues, may_read: &may_read, index: index.as_deref(), ..job };
+    let job = Job { continues: *continues, may_read: &may_read, index, ..job };
     transfers.plan(store, lease, &job).map_err(|error| transfer_error(file, error))
 }
 
