@@ -38,7 +38,7 @@ pub(crate) struct MetricsServer(LoopbackServer);
 impl MetricsServer {
     pub(crate) async fn bind(address: SocketAddr) -> Result<Self, ErrorBody> {
         let server = LoopbackServer::bind(address, HEAD_TIMEOUT).await;
-        server.map(Self).map_err(|error| cannot_listen(address, &error))
+        server.map(Self).map_err(|error| cannot_listen("metrics.listen", address, &error))
     }
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
@@ -59,17 +59,21 @@ impl MetricsServer {
     }
 }
 
-fn cannot_listen(address: SocketAddr, error: &io::Error) -> ErrorBody {
+/// The error of a port of the configuration; `key` is its key.
+pub(crate) fn cannot_listen(key: &str, address: SocketAddr, error: &io::Error) -> ErrorBody {
     let (code, hint) = match error.kind() {
         io::ErrorKind::AddrInUse => {
-            (ErrorCode::Busy, "this port is in use by another program; choose another one")
+            (ErrorCode::Busy, "this port is in use by another program; choose another one".to_owned())
         }
         io::ErrorKind::PermissionDenied => {
-            (ErrorCode::Denied, "ports below 1024 are for root; choose another one")
+            (ErrorCode::Denied, "ports below 1024 are for root; choose another one".to_owned())
         }
-        _ => (ErrorCode::Internal, "choose another address, or leave out metrics.listen"),
+        io::ErrorKind::AddrNotAvailable => {
+            (ErrorCode::InvalidRequest, "choose an address of this machine, or 0.0.0.0 for all".to_owned())
+        }
+        _ => (ErrorCode::Internal, format!("choose another address, or leave out {key}")),
     };
-    ErrorBody::new(code, format!("metrics.listen: cannot listen on {address}: {error}")).with_hint(hint)
+    ErrorBody::new(code, format!("{key}: cannot listen on {address}: {error}")).with_hint(hint)
 }
 
 async fn respond(daemon: &Arc<Daemon>, request: &Request<Incoming>) -> LoopbackResponse {

@@ -34,6 +34,7 @@ use self::answer::{Answer, AnswerContent, Answered};
 use self::body::{AnswerBody, Content, FileContent};
 use crate::config::Config;
 use crate::long_work::NICENESS;
+use crate::monitoring::cannot_listen;
 use crate::offer::Offer;
 use crate::ops::View;
 use crate::state::Daemon;
@@ -89,30 +90,15 @@ impl Network {
         };
         // The runtime that waits for a connection must be the one that has made the socket.
         let bound = runtime.spawn(HttpListener::bind(address, limits)).await;
-        let listener =
-            bound.map_err(|panic| internal(panic.into()))?.map_err(|error| cannot_listen(address, &error))?;
+        let listener = bound
+            .map_err(|panic| internal(panic.into()))?
+            .map_err(|error| cannot_listen("serve.listen", address, &error))?;
         let address = listener.address().map_err(internal)?;
         let server = Server { daemon: Arc::clone(daemon), is_local: address.ip().is_loopback() };
         server.announce(address);
         runtime.spawn(async move { server.serve(&listener).await });
         Ok(Self(Some(runtime)))
     }
-}
-
-fn cannot_listen(address: SocketAddr, error: &io::Error) -> ErrorBody {
-    let (code, hint) = match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            (ErrorCode::Busy, "this port is in use by another program; choose another one")
-        }
-        io::ErrorKind::PermissionDenied => {
-            (ErrorCode::Denied, "ports below 1024 are for root; choose another one")
-        }
-        io::ErrorKind::AddrNotAvailable => {
-            (ErrorCode::InvalidRequest, "choose an address of this machine, or 0.0.0.0 for all")
-        }
-        _ => (ErrorCode::Internal, "choose another address, or leave out serve.listen"),
-    };
-    ErrorBody::new(code, format!("serve.listen: cannot listen on {address}: {error}")).with_hint(hint)
 }
 
 impl Server {

@@ -15,7 +15,7 @@ use blobd_store_format::reference::Reference;
 
 use crate::principal::Principal;
 
-/// By default nothing: it is used only if the daemon listens for other machines.
+/// Used only if the daemon listens for other machines, which it does not by default.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Offer {
     /// The models that may be seen, as far as the reader may read them.
@@ -29,7 +29,7 @@ pub(crate) struct Offer {
     pub(crate) hub: bool,
 }
 
-/// As whom other machines read.
+/// The user whose rights other machines have.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Reader {
     /// They see what every user of this machine may read.

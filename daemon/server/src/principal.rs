@@ -41,7 +41,7 @@ impl Groups {
 }
 
 impl Principal {
-    /// Somebody who is no user and in no group of this machine.
+    /// A reader on another machine, who has neither a user nor a group here.
     pub(crate) fn unknown() -> Self {
         /// A number that no user and no group has.
         const NOBODY: u32 = u32::MAX;

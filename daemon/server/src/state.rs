@@ -133,7 +133,7 @@ pub(crate) struct WorkLimits {
     /// Verifications, each of which reads at the speed of the disk.
     pub(crate) verifications: PermitPool,
     pub(crate) scrapes: PermitPool,
-    /// Reads for other machines. Each client has a number of its own in place of a user's.
+    /// Reads for other machines. Each client is counted by a number of its own, as others are by their user's.
     pub(crate) served_reads: PermitPool,
     /// Readings of the disk for the metrics, which go on when it does not respond: one of each kind at a time.
     pub(crate) sizes: PermitPool,

@@ -21,7 +21,7 @@ pub struct Batch<'g, T> {
 }
 
 impl<'g, T: Serialize> Batch<'g, T> {
-    /// A batch of `count` items, of which none is done.
+    /// A batch of `count` items that are still to be done.
     pub const fn new(global: &'g Global, count: usize) -> Self {
         Self { global, count, has_lines: false, done: Vec::new(), failed: Vec::new() }
     }

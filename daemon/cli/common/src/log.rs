@@ -26,7 +26,7 @@ const COMMON_VARIABLE: &str = "RUST_LOG";
 pub enum Use {
     /// It does.
     Always,
-    /// Only if [`VARIABLE`] is set.
+    /// Only if `BLOBD_LOG` is set.
     OnRequest,
     /// It does not, whatever the environment says.
     Never,

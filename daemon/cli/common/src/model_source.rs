@@ -255,7 +255,7 @@ pub fn file_paths(path: &Path) -> Vec<PathBuf> {
     }
 }
 
-/// Reads the headers of a file, or of all shards of which it is one.
+/// Reads the header of a file, and those of the other shards if it is a shard.
 pub fn describe_files(path: &Path) -> Result<DescribedModel, ErrorBody> {
     let name = path.display().to_string();
     let files = file_paths(path).iter().map(|path| describe_file(path)).collect::<Result<_, _>>()?;

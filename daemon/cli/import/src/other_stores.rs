@@ -1,7 +1,7 @@
 //! Models that other programs have on this machine, and their import.
 //!
-//! A scan reads directories, manifests and other small files only, and changes nothing. The order is always: scan ([`find`]),
-//! select and compare with the store ([`Plan`]), print or execute. Only `--move` deletes in a found store ([`Removal`]).
+//! A scan reads directories, manifests and other small files only, and changes nothing. The order is always: scan (`find`),
+//! select and compare with the store (`Plan`), print or execute. Only `--move` deletes in a found store (`Removal`).
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

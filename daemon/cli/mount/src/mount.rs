@@ -1,6 +1,6 @@
 //! `blobd mount`: a FUSE file system that shows models as ordinary files, for programs that need a path.
 //!
-//! The mount is an ordinary client of the daemon. The [`tree`] holds the names. When a program opens a file,
+//! The mount is an ordinary client of the daemon. The module `tree` holds the names. When a program opens a file,
 //! the mount opens the model at the daemon and then reads from the descriptors that it received. Every file
 //! is bit for bit the original, and an open file stays readable if the daemon stops or the model is removed.
 //! Memory is not shared with clients that map blobs: the kernel caches a mounted file separately, once for

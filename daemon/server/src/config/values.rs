@@ -174,7 +174,7 @@ impl Value for Rate {
     }
 }
 
-/// What is expected in place of a number without a unit, or of another text.
+/// What is expected, for the error about a number without a unit or a text that is not a size.
 fn expected_unit(text: &str, suffix: &str, expected: &str) -> String {
     match meanings_of_number(text, suffix) {
         Some(meanings) => format!("a unit in quotes: {meanings}"),

@@ -73,7 +73,7 @@ struct Asked<'a> {
     daemon: &'a Daemon,
     view: &'a View,
     request: &'a Parts,
-    /// Of the repository.
+    /// The name of the repository.
     name: &'a str,
 }
 
@@ -227,7 +227,7 @@ fn encoded(text: &str) -> String {
     percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
 }
 
-/// A well-formed digest of another algorithm is one of which there is no blob.
+/// There is no blob with a digest of another algorithm.
 fn digest(text: &str) -> Result<Digest, Box<Answer>> {
     Digest::from_str(text).map_err(|error| {
         let is_other = text.split_once(':').is_some_and(|(algorithm, encoded)| {

@@ -145,7 +145,7 @@ impl View {
         Ok(Found::Missing)
     }
 
-    /// A file of one of these tags, or one of the blobs of which its files consist, such as a tensor.
+    /// A file of one of these tags, or a blob that its files consist of, such as a tensor.
     pub(crate) fn file(
         &self,
         store: &Store,

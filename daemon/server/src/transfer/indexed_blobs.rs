@@ -119,7 +119,7 @@ impl IndexedBlobs {
     }
 }
 
-/// The known so far; `None` for a blob of which a part is not in the index.
+/// The digests known so far; `None` for a blob if a part of it is not in the index.
 #[derive(Default)]
 struct KnownParts(BTreeMap<usize, Option<Digest>>);
 

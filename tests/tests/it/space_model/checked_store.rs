@@ -27,7 +27,6 @@ use super::disk_snapshot::{COLLECTED, DiskSnapshot, REMOVED};
 use super::location::{Holder, StoreLocation};
 use super::model_registry::{FILES, ModelRegistry};
 use super::needs::{Content, Needs, file_and_blobs};
-use super::rows::shown;
 
 pub(super) const NAMES: [&str; 3] = ["a", "b", "me/c:1"];
 /// The time after its start at which a daemon first checks the trash and retries collections.
@@ -205,15 +204,8 @@ impl<'o> CheckedStore<'o> {
         needing.map(|(name, _)| *name).collect()
     }
 
-    /// The first names of the models that need a blob or recipe, as `df` shows them: names of the same files are one model.
-    pub(super) fn models_that_need(&self, path: &str) -> Vec<String> {
-        let mut models: BTreeMap<&Content, String> = BTreeMap::new();
-        for name in self.names_that_need(path) {
-            let shown = shown(NAMES[name]);
-            let first = models.entry(&self.names[&name].files).or_insert_with(|| shown.clone());
-            *first = shown.min(first.clone());
-        }
-        models.into_values().collect()
+    pub(super) fn content_of(&self, name: usize) -> &Content {
+        &self.names[&name].files
     }
 
     pub(super) fn is_needed_by_trash(&self, path: &str) -> bool {

@@ -9,7 +9,7 @@ use blobd_client::protocol::space::{DiskUsage, UsageKind};
 use blobd_tests::store_dir::check_rows;
 use serde_json::Value as Json;
 
-use super::checked_store::CheckedStore;
+use super::checked_store::{CheckedStore, NAMES};
 use super::disk_snapshot::DiskSnapshot;
 use super::needs::{Content, file_and_blobs};
 
@@ -92,6 +92,17 @@ impl CheckedStore<'_> {
             _ => UsageKind::Other,
         };
         (kind, String::new())
+    }
+
+    /// The first names of the models that need a blob or recipe, as `df` shows them: names of the same files are one model.
+    fn models_that_need(&self, path: &str) -> Vec<String> {
+        let mut models: BTreeMap<&Content, String> = BTreeMap::new();
+        for name in self.names_that_need(path) {
+            let shown = shown(NAMES[name]);
+            let first = models.entry(self.content_of(name)).or_insert_with(|| shown.clone());
+            *first = shown.min(first.clone());
+        }
+        models.into_values().collect()
     }
 }
 

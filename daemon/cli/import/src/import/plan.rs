@@ -45,7 +45,7 @@ pub(super) struct ListedModel {
     /// Absent for the shards of a GGUF file.
     pub(super) kind: Option<FolderKind>,
     faults: Vec<FolderFault>,
-    /// Of the first model in a folder: the patterns that match nothing in that folder.
+    /// The patterns that match nothing in the folder, noted for its first model only.
     pub(super) useless_patterns: Vec<UselessPattern>,
     base: BaseFolder,
 }
