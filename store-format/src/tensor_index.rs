@@ -1,4 +1,4 @@
-//! Tensor indexes: manifests that say of which tensors the files of a model consist, beside the model at its registry.
+//! Tensor indexes: manifests beside a model at its registry that list the tensors in its files.
 //!
 //! A tensor index is an OCI artifact whose `subject` is the model's manifest, which keeps its digest. It has one layer per
 //! file: the file's [recipe](crate::recipe), compressed with zstd. `docs/PULLING.md` specifies it. A registry lists

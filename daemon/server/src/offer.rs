@@ -1,4 +1,4 @@
-//! What is served to other machines, under which names of this machine, and to whom: values of the section `[serve]`.
+//! Which models are served to other machines, which host names requests may use, and who may read: the section `[serve]`.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;

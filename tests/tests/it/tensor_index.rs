@@ -220,7 +220,7 @@ fn tensors(pieces: &mut [Piece]) -> Vec<&mut Piece> {
     pieces.iter_mut().skip(1).filter(|piece| matches!(piece, Piece::Blob { .. })).collect()
 }
 
-/// A zstd frame with blocks of 128 KiB of spaces, each of which takes four bytes.
+/// A zstd frame that compresses each block of 128 KiB of spaces to four bytes.
 fn bomb(blocks: u32) -> Vec<u8> {
     let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0, 0x58];
     for block in 1..=blocks {

@@ -53,7 +53,7 @@ pub struct Params {
 struct ListedModel {
     name: String,
     digest: Digest,
-    /// Of all its files.
+    /// The size of all its files.
     size: u64,
 }
 

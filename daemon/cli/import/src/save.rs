@@ -53,7 +53,7 @@ pub struct Params {
 #[derive(Debug, Serialize)]
 struct Saved {
     path: String,
-    /// Of all that was written.
+    /// The size of everything that was written.
     size: u64,
     saved: Vec<SavedModel>,
 }
@@ -62,7 +62,7 @@ struct Saved {
 struct SavedModel {
     name: String,
     digest: Digest,
-    /// Of all its files.
+    /// The size of all its files.
     size: u64,
 }
 

@@ -81,7 +81,7 @@ fn models_that_some_user_may_not_read_are_not_shown() {
     site.add(&ModelFile::dense(2), &["open:1"]);
     assert_eq!(site.get("/v2/_catalog").json()["repositories"], json!(["library/open"]));
     assert_eq!(site.get("/v2/secret/manifests/1").status, 404);
-    // A user to whom it is allowed sees it.
+    // A user who may read it sees it.
     let site = Site::start_with(&format!("user = 4243\n{rules}"));
     site.add(&ModelFile::dense(1), &["secret:1"]);
     assert_eq!(site.get("/v2/secret/manifests/1").status, 200);
