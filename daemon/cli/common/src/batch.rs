@@ -71,16 +71,11 @@ impl<'g, T: Serialize> Batch<'g, T> {
 
     /// With `--json`, prints the results under `key` and the failures under `failed`; then see [`Self::result`].
     pub fn finish(self, key: &str, what: [&str; 2]) -> Result<(), ErrorBody> {
-        self.finish_with(key, None::<(&str, ())>, what)
+        self.finish_with(key, &Map::new(), what)
     }
 
-    /// As [`Self::finish`], with another key of the document.
-    pub fn finish_with(
-        self,
-        key: &str,
-        more: Option<(&str, impl Serialize)>,
-        what: [&str; 2],
-    ) -> Result<(), ErrorBody> {
+    /// As [`Self::finish`]; the keys of `more`, which is an object, join the document.
+    pub fn finish_with(self, key: &str, more: &impl Serialize, what: [&str; 2]) -> Result<(), ErrorBody> {
         let Self { global, count, done, failed, .. } = &self;
         if global.json && (*count > 1 || failed.is_empty()) {
             let mut document = Map::new();
@@ -88,8 +83,8 @@ impl<'g, T: Serialize> Batch<'g, T> {
             if !failed.is_empty() {
                 document.insert("failed".to_owned(), value(failed)?);
             }
-            if let Some((key, more)) = more {
-                document.insert(key.to_owned(), value(&more)?);
+            if let Value::Object(more) = value(more)? {
+                document.extend(more);
             }
             print_json(&document)?;
         }

@@ -50,6 +50,15 @@ pub fn connect_for_checks(global: &Global, settings: &dyn Settings) -> Result<Co
     connect_by(global, settings, WhenAbsent::Refuse)
 }
 
+/// As [`connect`], but returns `None` if there is no store yet: for a command that only says what it would add to one.
+pub fn connect_if_stored(global: &Global) -> Result<Option<Connected>, ErrorBody> {
+    match connect_for_checks(global, &*load_settings(global)?) {
+        Ok(connected) => Ok(Some(connected)),
+        Err(error) if error.code == ErrorCode::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WhenAbsent {
     Create,

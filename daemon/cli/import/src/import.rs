@@ -33,6 +33,7 @@ use crate::{Client, ErrorBody, Reference, export};
 mod earlier;
 mod from_program;
 mod gguf_folder;
+mod listing;
 mod moving;
 mod plan;
 mod read_once;
@@ -51,7 +52,7 @@ pub(crate) use self::report::summary;
   blobd import big-Q8_0-00001-of-00003.gguf         with the other shards in the same folder
   blobd import Qwen3-0.6B                           a folder with safetensors files
   blobd import ~/models                             all models of a folder of GGUF files
-  blobd import Qwen3-0.6B --list                    says which files that are, and imports nothing
+  blobd import Qwen3-0.6B --list                    its name, files and cost; imports nothing
   blobd import Qwen3-0.6B --exclude 'onnx/'
   blobd import ~/models/*.gguf --move               deletes each file when it is stored
   blobd import --from-ollama --list                 the models of Ollama's store
@@ -87,8 +88,8 @@ pub struct Params {
     /// Delete each file when all models that have it are stored
     #[arg(long = "move", conflicts_with = "follow")]
     moves: bool,
-    /// Print which files each model would have, with --from what it would add to the store, and with --move what would be
-    /// deleted, and import nothing
+    /// Print which models would be imported, what each would add to the store, and with --move what would be deleted, and
+    /// import nothing
     #[arg(long)]
     list: bool,
 }
@@ -126,7 +127,7 @@ pub fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let moves =
         if params.moves { Moves::of_paths(&mut models, params.with_sidecars) } else { Moves::default() };
     if params.list {
-        return report::list(global, models, &moves);
+        return listing::list(global, params, models, &moves);
     }
     import_all(global, params, (&models, &moves))
 }
@@ -234,17 +235,26 @@ fn check_stored(client: &Client, imported: &Imported) -> Result<(), ErrorBody> {
 fn jobs(params: &Params, models: &[PathModel]) -> Vec<Vec<usize>> {
     let mut jobs: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (number, (path, planned)) in models.iter().enumerate() {
-        let source = match planned {
-            Ok(Planned::List(model)) => model.name_source.clone(),
-            _ => with_folders(path),
-        };
-        let name = DerivedName::from_path(&source).map(|names| names.first().short().to_lowercase());
-        let name = if params.name.is_some() { String::new() } else { name.unwrap_or_default() };
-        jobs.entry(name).or_default().push(number);
+        let name = planned.as_ref().ok().and_then(|planned| name_of(params, path, planned).ok());
+        let name = name.map(|name| name.short().to_lowercase());
+        jobs.entry(name.unwrap_or_default()).or_default().push(number);
     }
     let mut jobs: Vec<Vec<usize>> = jobs.into_values().collect();
     jobs.sort_unstable();
     jobs
+}
+
+/// The name that a model gets if no other model has it.
+fn name_of(params: &Params, path: &Path, planned: &Planned) -> Result<Reference, ErrorBody> {
+    if let Some(name) = &params.name {
+        return Ok(name.clone());
+    }
+    let names = match planned {
+        Planned::List(model) => DerivedName::from_path(&model.name_source),
+        Planned::File { .. } => DerivedName::from_path(&with_folders(path)),
+    };
+    let refused = |error| usage(format!("{}: no model name can be derived from it: {error}", path.display()));
+    names.map(|names| names.first().clone()).map_err(|error| refused(error).with_hint("--name gives it one"))
 }
 
 fn size(path: &Path, planned: Result<&Planned, &ErrorBody>) -> u64 {

@@ -18,6 +18,7 @@ use crate::{ErrorBody, ErrorCode, Reference};
 
 mod boundary;
 mod claims;
+mod cost;
 mod file_list;
 mod folders;
 mod found_model;
@@ -32,9 +33,10 @@ mod registry_stores;
 mod removal;
 
 pub(crate) use claims::downloaded_digest;
+pub(crate) use cost::{CostOfList, ModelCost, ModelState, UnreadFile, at_most, name_note};
 pub(crate) use found_model::{FoundFile, FoundModel};
 pub(crate) use imported_models::{ImportedModels, ModelKey, ReadModel, state_folder};
-pub(crate) use plan::{FoundModels, ModelState, Plan, PlannedModel, StoredModels, table};
+pub(crate) use plan::{FoundModels, Plan, PlannedModel, StoredModels, table};
 pub(crate) use removal::{Removal, tidy_files};
 
 /// How stores are read.

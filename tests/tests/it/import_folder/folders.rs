@@ -129,6 +129,63 @@ fn list_says_what_would_be_imported_and_imports_nothing() {
     assert_eq!(exported(&blobd, "tiny", &place.path().join("out")).0["pytorch_model.bin"], b"a pickle");
 }
 
+#[test]
+fn list_says_the_name_of_each_model_and_what_it_would_add() {
+    let place = tmpfs_directory();
+    let blobd = Blobd::at_root(&place.path().join("store"));
+    let first = ModelFolder::transformers(1).write_to(place.path().join("a/tiny"));
+    let second = ModelFolder::transformers(2).write_to(place.path().join("b/tiny"));
+    let file = ModelFile::dense(1).write_to(place.path(), "chain-Q4_0.gguf");
+    let paths = [&first, &second, &file].map(|path| path.to_str().unwrap());
+    let words = |more: &[&'static str]| [&["import"], &paths[..], more].concat();
+    let list = || blobd.run(words(&["--list", "--json"])).succeeds().json();
+    let key = |listed: &Json, key: &str| -> Vec<Json> {
+        listed["models"].as_array().unwrap().iter().map(|model| model[key].clone()).collect()
+    };
+    let listed = list();
+    assert_eq!(key(&listed, "name"), ["tiny:latest", "tiny:latest", "chain:Q4_0"]);
+    assert_eq!(key(&listed, "state"), ["new", "new", "new"]);
+    assert_eq!(key(&listed, "max_new_bytes"), key(&listed, "size"));
+    let note = "an earlier model of this list has this name: unless both have the same content, this one gets a name \
+                with its folder or its ID";
+    assert_eq!(key(&listed, "notes"), [json!(null), json!([note]), json!(null)]);
+    let sum = |values: Vec<Json>| values.iter().map(|value| value.as_u64().unwrap()).sum::<u64>();
+    for total in ["read_bytes", "max_new_bytes"] {
+        assert_eq!(listed[total].as_u64().unwrap(), sum(key(&listed, "size")), "{total}");
+    }
+    let text = blobd.run(words(&["--list"])).succeeds().text();
+    for line in ["\nnew: becomes chain:Q4_0, adds at most ", "\n3 new models: would read "] {
+        assert!(text.contains(line), "{text}");
+    }
+    // A copy of a file by a hard link takes no more space.
+    fs::hard_link(&file, place.path().join("copy-Q4_0.gguf")).unwrap();
+    let linked = place.path().join("copy-Q4_0.gguf");
+    let both =
+        blobd.run(["import", paths[2], linked.to_str().unwrap(), "--list", "--json"]).succeeds().json();
+    assert_eq!(
+        (&both["models"][1]["max_new_bytes"], &both["models"][1]["shared_bytes"]),
+        (&json!(0), &both["models"][1]["size"])
+    );
+    assert!(!place.path().join("store").exists());
+    // Files that have changed just before they are listed are read again.
+    std::thread::sleep(std::time::Duration::from_millis(150));
+    let imported = blobd.run(words(&["--json"])).succeeds().json();
+    let names: Vec<Json> =
+        imported["imported"].as_array().unwrap().iter().map(|model| model["name"].clone()).collect();
+    assert_eq!(names, ["tiny:latest", "b-tiny:latest", "chain:Q4_0"]);
+    let listed = list();
+    assert_eq!((key(&listed, "name"), key(&listed, "state")), (names, vec![json!("stored"); 3]));
+    assert_eq!((&listed["max_new_bytes"], &listed["read_bytes"]), (&json!(0), &json!(0)));
+    let text = blobd.run(words(&["--list"])).succeeds().text();
+    assert!(text.contains("\nstored as b-tiny:latest\n"), "{text}");
+    // Other content has the name that was asked for.
+    let named = blobd.run(["import", paths[2], "--name", "tiny", "--list", "--json"]).succeeds().json();
+    assert!(
+        named["models"][0]["notes"][0].as_str().unwrap().ends_with("is refused without --force"),
+        "{named}"
+    );
+}
+
 /// Imports a folder that is refused, with the error's message.
 #[test]
 fn folder_of_folders_has_a_model_in_each_of_them_and_in_each_gguf_file() {

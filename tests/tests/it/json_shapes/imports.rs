@@ -52,6 +52,8 @@ fn folders(session: &mut Session, sample: &Sample) {
     session.ok("import --list", arguments.collect::<Vec<_>>());
     session.fails_after_output("import --list", ["import", "--list", &paths[0], "/absent"], "not_found");
     session.ok("import --list", ["import", "--list", "--move", &paths[0]]);
+    session.ok("import --list", ["import", "--list", &paths[0], "--name", "named"]);
+    session.ok("import --list", ["import", "--list", &paths[0], &paths[0]]);
     session.fails("invalid_input", ["import", &paths[6]]);
     session.ok("import", ["import", &paths[0], "--name", "folder", "--exclude", "*.json"]);
     session.ok(

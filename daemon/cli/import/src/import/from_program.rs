@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::PoisonError;
 
 use blobd_cli_common::batch::{Batch, located};
-use blobd_cli_common::connect::{client_error, connect_or_create};
+use blobd_cli_common::connect::{client_error, connect_if_stored, connect_or_create};
 use blobd_cli_common::output::{counted, print_json, print_text};
 use blobd_cli_common::progress::{Bars, Progress};
 use blobd_cli_common::{Global, internal, usage};
@@ -16,6 +16,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::model_folder::Selection;
 use blobd_store_format::name_pattern::NamePattern;
 use clap::Args;
+use serde::Serialize;
 use tracing_mutex::stdsync::Mutex;
 
 use super::moving::{Finished, Moves};
@@ -131,8 +132,12 @@ pub(super) fn run(global: &Global, request: &Request<'_>) -> Result<(), ErrorBod
         Err(error) if error.code == ErrorCode::NotFound && !finished.is_empty() => Vec::new(),
         found => found?,
     };
-    let connected = connect_or_create(global)?;
-    let client = &connected.client;
+    // A list does not create a store.
+    let connected = match request.only_list {
+        true => connect_if_stored(global)?,
+        false => Some(connect_or_create(global)?),
+    };
+    let client = connected.as_ref().map(|connected| &connected.client);
     let mut record = ImportedModels::load();
     let stored = StoredModels::list(client)?;
     let plan = Plan::new(stores, &request.patterns, (&stored, &record))?;
@@ -140,10 +145,10 @@ pub(super) fn run(global: &Global, request: &Request<'_>) -> Result<(), ErrorBod
         return Err(usage("no model there has such a name; `--list` without names shows all"));
     }
     let moves = if request.moves { Moves::of_stores(&plan) } else { Moves::default() };
-    if request.only_list {
+    let Some(client) = client.filter(|_| !request.only_list) else {
         let document = document(&plan, &stored, &moves)?;
         return if global.json { print_json(&document) } else { print_text(&table(&document)) };
-    }
+    };
     if !request.patterns.is_empty() && plan.models().len() == plan.left_out().count() {
         let problem =
             plan.left_out().find_map(|model| Some((&model.found.name, model.found.problem.as_ref()?)));
@@ -235,8 +240,15 @@ fn execute(
     if !global.json && !global.hides_reports() {
         print_text(&left_out.iter().map(LeftOutModel::text).collect::<String>())?;
     }
-    let more = (!left_out.is_empty()).then_some(("left_out", left_out));
-    batch.finish_with("imported", more, ["models was not imported", "models were not imported"])
+    let more = NotImported { left_out };
+    batch.finish_with("imported", &more, ["models was not imported", "models were not imported"])
+}
+
+/// What the result says besides the models that were imported.
+#[derive(Serialize)]
+struct NotImported {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    left_out: Vec<LeftOutModel>,
 }
 
 /// Models follow each other in the order of the list if they share their largest file, so that it is read once, and if they

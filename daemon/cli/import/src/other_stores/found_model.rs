@@ -1,7 +1,6 @@
 //! A model in another program's store, and its files.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
@@ -269,10 +268,4 @@ impl Problem {
 pub(super) fn not_of_folder(place: &Path, found: &str) -> Problem {
     let what = format!("wrong kind of file: expected a file of the folder, found {found}");
     Problem::new(place, what).with_hint("`--follow` follows links that lead out of a folder")
-}
-
-/// The bytes of the files, each file once: hard links and symbolic links to a file are one file.
-pub(super) fn distinct_bytes<'f>(files: impl Iterator<Item = &'f FoundFile>) -> u64 {
-    let mut seen = BTreeSet::new();
-    files.filter(|file| seen.insert(file.identity)).map(|file| file.size).fold(0, u64::saturating_add)
 }

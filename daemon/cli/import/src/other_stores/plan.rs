@@ -9,11 +9,13 @@ use blobd_cli_common::internal;
 use blobd_cli_common::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
 use blobd_client::protocol::response::ModelSummary;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::Manifest;
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::origin::{Origin, program_of_copy};
 use serde::Serialize;
 
-use super::found_model::{FoundFile, FoundModel, distinct_bytes};
+use super::cost::{CostOfList, ListCost, ModelCost, ModelState, UnreadFile, at_most, name_note};
+use super::found_model::FoundModel;
 use super::imported_models::{ImportedModels, ModelKey};
 use super::{FoundStore, Program};
 use crate::{Client, ErrorBody, ErrorCode, Reference};
@@ -42,18 +44,26 @@ pub(crate) struct PlannedModel {
 
 /// The models of the store, by name.
 pub(crate) struct StoredModels<'c> {
-    client: &'c Client,
+    /// `None` if there is no store yet.
+    client: Option<&'c Client>,
     models: BTreeMap<String, ModelSummary>,
 }
 
 impl<'c> StoredModels<'c> {
-    pub(crate) fn list(client: &'c Client) -> Result<Self, ErrorBody> {
-        let models = client.models().map_err(client_error)?.models;
+    pub(crate) fn list(client: impl Into<Option<&'c Client>>) -> Result<Self, ErrorBody> {
+        let client = client.into();
+        let models = client.map(|client| client.models().map_err(client_error)).transpose()?;
+        let models = models.map(|list| list.models).unwrap_or_default();
         Ok(Self { client, models: models.into_iter().map(|model| (model.name.clone(), model)).collect() })
     }
 
-    fn get(&self, name: &Reference) -> Option<&ModelSummary> {
+    pub(crate) fn get(&self, name: &Reference) -> Option<&ModelSummary> {
         self.models.get(&name.short())
+    }
+
+    fn manifest(&self, name: &Reference) -> Result<Manifest, ErrorBody> {
+        let client = self.client.ok_or_else(|| internal("import: no store"))?;
+        client.manifest(name).map_err(client_error)
     }
 
     /// Whether the writable store has this manifest under the name, and nothing of it is damaged.
@@ -64,12 +74,12 @@ impl<'c> StoredModels<'c> {
     }
 
     /// The digests of all files of the store's models.
-    fn digests(&self) -> Result<BTreeSet<Digest>, ErrorBody> {
+    pub(crate) fn digests(&self) -> Result<BTreeSet<Digest>, ErrorBody> {
         let mut digests = BTreeSet::new();
         let mut seen = BTreeSet::new();
         for model in self.models.values().filter(|model| seen.insert(model.digest)) {
             let name = model.name.parse().map_err(internal)?;
-            match self.client.manifest(&name).map_err(client_error) {
+            match self.manifest(&name) {
                 Ok(manifest) => digests.extend(manifest.files().map(|file| file.digest)),
                 // It was removed meanwhile.
                 Err(error) if error.code == ErrorCode::NotFound => {}
@@ -90,7 +100,7 @@ impl<'c> StoredModels<'c> {
             let is_it = match &model.manifest {
                 Some(manifest) => manifest.digest() == stored.digest,
                 None if read == Some(stored.digest) => true,
-                None => model.is_like(&self.client.manifest(&name).map_err(client_error)?),
+                None => model.is_like(&self.manifest(&name)?),
             };
             if is_it {
                 return Ok(Some(name));
@@ -127,7 +137,7 @@ impl<'c> StoredModels<'c> {
             return Ok(is_newer);
         }
         let name = stored.name.parse().map_err(internal)?;
-        let manifest = self.client.manifest(&name).map_err(client_error)?;
+        let manifest = self.manifest(&name)?;
         Ok(match model.files.len().cmp(&manifest.layers().len()) {
             Ordering::Less => false,
             Ordering::Equal => is_newer,
@@ -157,10 +167,8 @@ fn earlier(origin: &str, model: &FoundModel, program: &Program) -> Option<Origin
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct FoundModels {
     pub(crate) models: Vec<ListedModel>,
-    /// How many bytes an import would read; a file of several models counts once.
-    pub(crate) read_bytes: u64,
-    /// The most that the store would grow by.
-    pub(crate) max_new_bytes: u64,
+    #[serde(flatten)]
+    pub(crate) total: ListCost,
 }
 
 /// A model in another program's store.
@@ -174,15 +182,8 @@ pub(crate) struct ListedModel {
     pub(crate) folder: String,
     /// The size of its files in bytes.
     pub(crate) size: u64,
-    pub(crate) state: ModelState,
-    /// The most that the store would grow by: the files that it does not have, and that no earlier model of the list has.
-    /// Tensors that they share are not known before they are read.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) max_new_bytes: Option<u64>,
-    /// The size of the other files: those that the store has by the digests that the program gives them, and those of
-    /// earlier models of the list.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) shared_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) cost: ModelCost,
     /// What a user should know about it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) notes: Vec<String>,
@@ -192,20 +193,6 @@ pub(crate) struct ListedModel {
     /// What is deleted when it and all others are stored; only if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deletes: Option<Vec<String>>,
-}
-
-/// What an import would do with a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum ModelState {
-    /// It would be stored.
-    New,
-    /// The store has it.
-    Stored,
-    /// It is not imported, and nothing is wrong with it.
-    LeftOut,
-    /// It cannot be imported.
-    Unusable,
 }
 
 impl Plan {
@@ -260,15 +247,10 @@ impl Plan {
 
     /// The plan as a document.
     pub(crate) fn document(&self, stored: &StoredModels<'_>) -> Result<FoundModels, ErrorBody> {
-        let new = || self.models.iter().filter(|model| model.state() == ModelState::New);
-        let has_new = new().next().is_some();
-        let mut known =
-            Known { digests: if has_new { stored.digests()? } else { BTreeSet::new() }, ..Known::default() };
-        let models: Vec<_> = self.models.iter().map(|model| model.document(&mut known)).collect();
-        let max_new_bytes =
-            models.iter().filter_map(|model| model.max_new_bytes).fold(0, u64::saturating_add);
-        let read_bytes = distinct_bytes(new().flat_map(|model| &model.found.files));
-        Ok(FoundModels { models, read_bytes, max_new_bytes })
+        let has_new = self.models.iter().any(|model| model.state() == ModelState::New);
+        let mut list = CostOfList::new(if has_new { stored.digests()? } else { BTreeSet::new() });
+        let models: Vec<_> = self.models.iter().map(|model| model.document(&mut list)).collect();
+        Ok(FoundModels { models, total: list.total() })
     }
 }
 
@@ -291,29 +273,9 @@ fn settle_names(models: &mut [PlannedModel], stored: &StoredModels<'_>) {
             None if !model.is_update && stored.get(&target).is_some() => Some("a model of the store"),
             None => None,
         };
-        model.name_note = other.map(|other| {
-            format!(
-                "{other} has this name: unless both have the same content, this one gets the first digits of its ID \
-                 behind the tag"
-            )
-        });
+        let becomes = "gets the first digits of its ID behind the tag";
+        model.name_note = other.map(|other| name_note(other, becomes));
         taken.entry(name).or_insert(number);
-    }
-}
-
-/// Files that take no more space: those of the store and of earlier models.
-#[derive(Debug, Default)]
-struct Known {
-    digests: BTreeSet<Digest>,
-    files: BTreeSet<(u64, u64)>,
-}
-
-impl Known {
-    /// Whether the file is new. It is not the next time.
-    fn add(&mut self, file: &FoundFile) -> bool {
-        let is_new_file = self.files.insert(file.identity.inode());
-        let is_new_content = file.claimed.is_none_or(|digest| self.digests.insert(digest));
-        is_new_file && is_new_content
     }
 }
 
@@ -332,30 +294,18 @@ impl PlannedModel {
         }
     }
 
-    /// The size of the files that would be added.
-    fn new_bytes(&self, known: &mut Known) -> Option<u64> {
+    fn document(&self, list: &mut CostOfList) -> ListedModel {
         let files = self.found.files.iter();
-        match self.state() {
-            ModelState::New => {
-                let new = files.filter(|file| known.add(file)).map(|file| file.size);
-                Some(new.fold(0, u64::saturating_add))
-            }
-            ModelState::Stored => Some(0),
-            ModelState::LeftOut | ModelState::Unusable => None,
-        }
-    }
-
-    fn document(&self, known: &mut Known) -> ListedModel {
-        let max_new_bytes = self.new_bytes(known);
+        let files =
+            files.map(|file| UnreadFile { size: file.size, identity: file.identity, claimed: file.claimed });
+        let cost = list.add(self.state(), self.found.size, files);
         let name = self.target().map_or_else(|| self.found.name.clone(), |name| name.short());
         ListedModel {
             name,
             program: self.program.title.to_owned(),
             folder: self.folder.display().to_string(),
             size: self.found.size,
-            state: self.state(),
-            max_new_bytes,
-            shared_bytes: max_new_bytes.map(|new| self.found.size.saturating_sub(new)),
+            cost,
             notes: self.found.notes.iter().chain(&self.name_note).cloned().collect(),
             reason: self.reason(),
             deletes: None,
@@ -371,7 +321,7 @@ impl PlannedModel {
 /// The plan as a table.
 pub(crate) fn table(plan: &FoundModels) -> String {
     let rows = plan.models.iter().map(|model| {
-        let state = match (model.state, model.reason.as_deref()) {
+        let state = match (model.cost.state, model.reason.as_deref()) {
             (ModelState::New, _) => "new".to_owned(),
             (ModelState::Stored, _) => "stored".to_owned(),
             (ModelState::LeftOut, reason) => format!("left out: {}", reason.unwrap_or_default()),
@@ -380,22 +330,12 @@ pub(crate) fn table(plan: &FoundModels) -> String {
         let deletes = model.deletes.as_ref().map(|paths| format!("deletes {}", counted(paths.len(), "file")));
         let notes = deletes.into_iter().chain(model.notes.iter().cloned());
         let state = printable(&std::iter::once(state).chain(notes).collect::<Vec<_>>().join("; "));
-        let adds = or_dash(model.max_new_bytes.map(at_most));
-        let shares = or_dash(model.shared_bytes.map(human_bytes));
+        let adds = or_dash(model.cost.max_new_bytes.map(at_most));
+        let shares = or_dash(model.cost.shared_bytes.map(human_bytes));
         let size = human_bytes(model.size);
         [printable(&model.name), printable(&model.program), size, adds, shares, state]
     });
     let columns = ["MODEL", "FROM", "SIZE", "ADDS", "SHARES", "STATE"];
     let table = Table::with_rows(&columns, &[2, 3, 4], rows);
-    let new = plan.models.iter().filter(|model| model.state == ModelState::New).count();
-    let (read, adds) = (human_bytes(plan.read_bytes), at_most(plan.max_new_bytes));
-    format!(
-        "{}{}: would read {read} and add {adds}\n",
-        table.render(terminal_width()),
-        counted(new, "new model")
-    )
-}
-
-fn at_most(bytes: u64) -> String {
-    if bytes == 0 { "nothing".to_owned() } else { format!("at most {}", human_bytes(bytes)) }
+    table.render(terminal_width()) + &plan.total.text()
 }
