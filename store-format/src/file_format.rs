@@ -172,6 +172,9 @@ pub trait ModelHeader: fmt::Debug + Send + Sync {
     /// The header's bytes, without padding.
     fn bytes(&self) -> &[u8];
 
+    /// Where the data section starts, in bytes from the start of the file.
+    fn data_offset(&self) -> u64;
+
     /// The layout of a file of `file_size` bytes that starts with this header.
     fn file_layout(&self, file_size: u64) -> Result<FileLayout, FormatError>;
 

@@ -30,6 +30,10 @@ impl ModelHeader for Header {
         self.bytes()
     }
 
+    fn data_offset(&self) -> u64 {
+        self.data_offset()
+    }
+
     fn file_layout(&self, file_size: u64) -> Result<FileLayout, FormatError> {
         Ok(self.file_layout(file_size)?)
     }

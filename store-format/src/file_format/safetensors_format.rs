@@ -64,6 +64,10 @@ impl ModelHeader for SafetensorsHeader {
         &self.bytes
     }
 
+    fn data_offset(&self) -> u64 {
+        self.header.data_offset()
+    }
+
     fn file_layout(&self, file_size: u64) -> Result<FileLayout, FormatError> {
         self.header.check_file_size(file_size)?;
         let data_offset = self.header.data_offset();

@@ -9,6 +9,12 @@ use crate::file_format::FileFormat;
 const MARKERS: [&str; 4] = [CONFIG, MODEL_INDEX, "adapter_config.json", "params.json"];
 
 impl ListedFolder {
+    /// Whether a file of this name, directly in a folder, shows that the folder may be a model: it has weights that are split,
+    /// or says what the weights below are.
+    pub fn is_sign_of_model(name: &str) -> bool {
+        MARKERS.contains(&name) || FileFormat::split_name(name).is_some()
+    }
+
     /// The paths of the folders that are models by themselves: they have a configuration, and safetensors files in them or
     /// below. Empty if the folder itself is one model, or if patterns say which of its files are one.
     pub fn model_folders(

@@ -57,6 +57,7 @@ mod layouts;
 mod lifecycle;
 mod limits;
 mod listing;
+mod local_models;
 mod locking;
 mod log;
 mod lookup;

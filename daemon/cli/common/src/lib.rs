@@ -8,7 +8,8 @@
 //!
 //! - Arguments: [`global`] (the options of every command), [`advice`] (what to do about a mistake).
 //! - Finding a daemon: [`connect`], [`local_server`], [`system_service`].
-//! - Models that are named: [`model_name`], [`model_source`], [`source_file`], [`model_folder`].
+//! - Models that are named: [`model_name`], [`model_source`], [`described_model`], [`local_files`], [`local_folder`], [`source_file`],
+//!   [`model_folder`].
 //! - Results: [`output`] (tables, JSON), [`times`], [`progress`], [`batch`], [`output_file`], [`lost_models`], [`residency`],
 //!   [`log`].
 
@@ -24,7 +25,10 @@ pub use global::{Global, file_error, internal, usage};
 pub mod advice;
 pub mod batch;
 pub mod connect;
+pub mod described_model;
 pub mod global;
+pub mod local_files;
+pub mod local_folder;
 pub mod local_server;
 pub mod log;
 pub mod lost_models;

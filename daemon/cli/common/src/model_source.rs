@@ -2,30 +2,27 @@
 //!
 //! Only headers and short texts are read. A model at a registry is not stored.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use blobd_client::protocol::request::PullParams;
 use blobd_client::protocol::response::{FileHead, LayerSummary, ModelHeads};
-use blobd_model::kind::ModelKind;
 use blobd_store_format::descriptor::MediaType;
-use blobd_store_format::file_format::{FileFormat, FileOrigin, FormatError, HeaderReader, Progress};
-use blobd_store_format::file_type::ShardName;
-use blobd_store_format::gguf::Header;
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::source::PullSource;
 use clap::Args;
 
 use crate::advice::parse_source;
 use crate::connect::{Connected, client_error, connect, note_name};
+use crate::described_model::{DescribedModel, ModelLocation};
+use crate::local_files::describe_path;
 use crate::model_name::{ModelName, only};
-use crate::{Client, Digest, ErrorBody, ErrorCode, Global, Reference, file_error, usage};
+use crate::{Client, ErrorBody, ErrorCode, Global, Reference, usage};
 
 /// Names the model that a command describes.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
-    /// The model: its name, a GGUF file, or a source as `blobd pull` takes it
+    /// The model: its name, the path of a file or folder, or a source as `blobd pull` takes it
     #[arg(value_name = "REF|PATH")]
     model: String,
     /// Look only in the store; otherwise a registry is asked for a model that is not there
@@ -33,51 +30,12 @@ pub struct ModelArgs {
     stored: bool,
 }
 
-/// A model with the headers and short texts of its files.
-#[derive(Debug)]
-pub struct DescribedModel {
-    /// Its name, or the path that was given.
-    pub name: String,
-    /// The digest of its manifest; `None` for files on this machine.
-    pub digest: Option<Digest>,
-    /// Where it was found.
-    pub place: ModelLocation,
-    /// In the order of the manifest, the configuration first.
-    pub files: Vec<DescribedFile>,
-}
-
-/// Where a model was found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ModelLocation {
-    /// In the store, under this name.
-    Store(Reference),
-    /// In files that were given by their path.
-    LocalFiles,
-    /// Not pulled; its source.
-    Registry(String),
-}
-
-/// A file of a described model.
-#[derive(Debug)]
-pub struct DescribedFile {
-    /// What the file is.
-    pub media_type: MediaType,
-    /// Its name, if the manifest has one.
-    pub name: Option<String>,
-    /// Its digest; `None` for a file on this machine, which was not hashed.
-    pub digest: Option<Digest>,
-    /// Its size in bytes.
-    pub size: u64,
-    /// The header of a file with tensors, or all of a short text; `None` if neither was read.
-    pub content: Option<Vec<u8>>,
-}
-
 impl ModelArgs {
     /// Finds and reads the model: a local file if the text is the path of one, else in the store, else at its registry.
     /// Also returns the connection, if one was needed.
     pub fn describe(&self, global: &Global) -> Result<(DescribedModel, Option<Connected>), ErrorBody> {
         if let Some(path) = self.path() {
-            return Ok((describe_files(&path)?, None));
+            return Ok((describe_path(&path)?, None));
         }
         // Before a daemon is needed.
         if let Err(refused) = parse_source(&self.model)
@@ -107,11 +65,20 @@ impl ModelArgs {
             }
             described => described,
         };
-        let model = model?;
+        let model = model.map_err(|error| self.with_folder_hint(error))?;
         if let ModelLocation::Store(stored) = &model.place {
             note_name(global, &reference, &stored.short());
         }
         Ok(model)
+    }
+
+    /// A folder of the name that was not found may have been meant.
+    fn with_folder_hint(&self, error: ErrorBody) -> ErrorBody {
+        let name = &self.model;
+        match error.code == ErrorCode::NotFound && Path::new(name).is_dir() {
+            true => error.with_hint(format!("the folder of this name is ./{name}")),
+            false => error,
+        }
     }
 
     /// Describes a stored model without its headers and texts, which the policy denies. `denied` is the error of a model
@@ -150,56 +117,15 @@ impl ModelArgs {
         Self { model: model.to_owned(), stored }
     }
 
-    /// The path, if the text can only be a path, or is that of an existing file.
+    /// The path, if the text can only be a path, or is that of an existing file. That of a folder has a slash at its start
+    /// or end.
     pub fn path(&self) -> Option<PathBuf> {
         let path = Path::new(&self.model);
-        let is_path = ["/", "./", "../"].iter().any(|start| self.model.starts_with(start));
+        let is_path = ["/", "./", "../"].iter().any(|start| self.model.starts_with(start))
+            || self.model.ends_with('/')
+            || [".", ".."].contains(&self.model.as_str());
         (is_path || (FileFormat::split_name(&self.model).is_some() && path.is_file()))
             .then(|| path.to_owned())
-    }
-}
-
-impl DescribedModel {
-    fn new(heads: ModelHeads, place: ModelLocation) -> Self {
-        let file = |file: FileHead| DescribedFile {
-            media_type: file.media_type,
-            name: file.name,
-            digest: file.digest,
-            size: file.size,
-            content: file.content.map(|content| content.0),
-        };
-        let files = heads.files.into_iter().map(file).collect();
-        Self { name: heads.name, digest: heads.digest, place, files }
-    }
-
-    /// The headers of the model's weights, or of what takes their place, such as an adapter: one for each shard, in the
-    /// order of the manifest.
-    pub fn weights(&self) -> impl Iterator<Item = (&DescribedFile, Header)> {
-        self.headers(MediaType::weights_component(self.files.iter().map(|file| &file.media_type)))
-    }
-
-    /// The headers of the files of a component, such as `projector`. Files that are not GGUF are left out.
-    pub fn headers<'m>(&'m self, component: &'m str) -> impl Iterator<Item = (&'m DescribedFile, Header)> {
-        let files = self.files.iter().filter(move |file| file.media_type.component() == component);
-        files.filter_map(|file| Some((file, file.header()?)))
-    }
-
-    /// The short text with this component, such as `template`.
-    pub fn text(&self, component: &str) -> Option<&str> {
-        self.texts(component).next()
-    }
-
-    /// A model may have several texts of a component, such as licenses.
-    pub fn texts(&self, component: &str) -> impl Iterator<Item = &str> {
-        let files = self.files.iter().filter(move |file| file.media_type.component() == component);
-        files.filter_map(|file| std::str::from_utf8(file.content.as_deref()?).ok())
-    }
-}
-
-impl DescribedFile {
-    /// The header of a file with tensors, if it was read and can be parsed.
-    pub fn header(&self) -> Option<Header> {
-        Header::parse(self.content.as_deref()?).ok()
     }
 }
 
@@ -245,63 +171,4 @@ fn describe_remote(
     };
     let place = ModelLocation::Registry(remote.origin.clone().unwrap_or_default());
     Ok(DescribedModel::new(remote, place))
-}
-
-/// For a shard, the paths of all shards beside it.
-pub fn file_paths(path: &Path) -> Vec<PathBuf> {
-    match path.to_str().and_then(ShardName::from_path) {
-        Some(shard) => shard.all().into_iter().map(PathBuf::from).collect(),
-        None => vec![path.to_owned()],
-    }
-}
-
-/// Reads the header of a file, and those of the other shards if it is a shard.
-pub fn describe_files(path: &Path) -> Result<DescribedModel, ErrorBody> {
-    let name = path.display().to_string();
-    let files = file_paths(path).iter().map(|path| describe_file(path)).collect::<Result<_, _>>()?;
-    Ok(DescribedModel { name, digest: None, place: ModelLocation::LocalFiles, files })
-}
-
-fn describe_file(path: &Path) -> Result<DescribedFile, ErrorBody> {
-    let name = path.display().to_string();
-    let io_error = |error| file_error(&name, &error);
-    let metadata = path.metadata().map_err(io_error)?;
-    if !metadata.is_file() {
-        let found = if metadata.is_dir() { "a directory" } else { "a device or pipe" };
-        let refused = usage(format!("{name}: wrong kind of file: expected a regular file, found {found}"));
-        return Err(refused.with_hint("name a GGUF file"));
-    }
-    let file = File::open(path).map_err(io_error)?;
-    let header = read_header(&file).map_err(io_error)?;
-    let header = header.map_err(|error| {
-        let body = ErrorBody::new(ErrorCode::InvalidInput, format!("{name}: {error}"));
-        body.with_hint(error.advice(FileOrigin::Disk))
-    })?;
-    if let Some(format) = FileFormat::from_start(&header).filter(|format| !format.tensor_format().is_gguf()) {
-        let (expected, found) = (FileFormat::GGUF.title(), format.title());
-        let refused =
-            usage(format!("{name}: wrong format: expected a {expected} file, found a {found} file"));
-        return Err(refused.with_hint("`blobd import FILE` stores it; name the model then"));
-    }
-    let kind = Header::parse(&header).map(|header| ModelKind::from_header(&header)).unwrap_or_default();
-    Ok(DescribedFile {
-        media_type: MediaType::new(kind.media_type()),
-        name: path.file_name().map(|name| name.to_string_lossy().into_owned()),
-        digest: None,
-        size: metadata.len(),
-        content: Some(header),
-    })
-}
-
-fn read_header(mut file: &File) -> std::io::Result<Result<Vec<u8>, FormatError>> {
-    let (mut reader, mut part) = (HeaderReader::new(), vec![0; 64 << 10]);
-    loop {
-        let length = file.read(&mut part)?;
-        let progress = reader.push(part.get(..length).unwrap_or_default());
-        match progress {
-            Ok(Progress::NeedMore) if length > 0 => {}
-            Ok(_) => return Ok(reader.finish().map(|header| header.bytes().to_vec())),
-            Err(error) => return Ok(Err(error)),
-        }
-    }
 }

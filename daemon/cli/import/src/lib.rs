@@ -13,7 +13,7 @@
 //! assert!(Import::try_parse_from(["import"]).is_err());
 //! ```
 //!
-//! - Into the store: [`import`]; its files are read from a `local_folder`, several at a time with `parallel`.
+//! - Into the store: [`import`]; its files are read from a local folder, several at a time with `parallel`.
 //! - Models that other programs have: [`other_stores`], with one module per layout.
 //! - Out of the store: [`export`].
 //! - For machines without a network: [`save`] and [`load`], which reads a `layout_source`.
@@ -26,11 +26,12 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 
+pub(crate) use blobd_cli_common::local_folder;
+
 pub mod export;
 pub mod import;
 mod layout_source;
 pub mod load;
-mod local_folder;
 pub mod other_stores;
 mod parallel;
 pub mod save;

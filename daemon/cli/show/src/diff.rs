@@ -36,7 +36,7 @@ Examples:
   blobd diff base:f16 finetuned:f16 --json | jq '.tensors[] | select(.change != \"shared\")'"
 )]
 pub struct Params {
-    /// The first model: its name, a GGUF file, or a source as `blobd pull` takes it
+    /// The first model: its name, the path of a file or folder, or a source as `blobd pull` takes it
     #[arg(value_name = "REF|PATH")]
     a: String,
     /// The second model

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use blobd_cli_common::Global;
 use blobd_cli_common::connect::print_result;
-use blobd_cli_common::model_source::{DescribedFile, DescribedModel, ModelArgs};
+use blobd_cli_common::described_model::{DescribedFile, DescribedModel};
+use blobd_cli_common::model_source::ModelArgs;
 use blobd_client::fit::{FitContent, FitFile, FitModel, Room};
 use blobd_client::protocol::fit::{FitParams, FitReport};
 use blobd_model::estimate::{Basis, CacheType, Settings};

@@ -2,16 +2,18 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::sync::Arc;
 
+use blobd_cli_common::described_model::DescribedModel;
 use blobd_cli_common::file_error;
-use blobd_cli_common::model_source::{DescribedModel, file_paths};
 use blobd_cli_common::progress::Bar;
-use blobd_model::diff::TensorFile;
+use blobd_model::diff::{DiffTensor, TensorFile};
 use blobd_store_format::digest::Hasher;
+use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::file_layout::{FileLayout, TensorRange};
 use blobd_store_format::gguf::{ByteOrder, Header};
 use blobd_store_format::recipe::TensorEntry;
+use blobd_store_format::tensor::TensorFormat;
 
 use crate::tensor_choice::file_of_described;
 use crate::{ErrorBody, ErrorCode};
@@ -24,29 +26,40 @@ pub(crate) struct LocalModel {
 #[derive(Debug)]
 struct LocalFile {
     path: String,
-    tensor_file: TensorFile,
+    tensor_file: Arc<TensorFile>,
     file: File,
-    header: Header,
+    header: Box<dyn ModelHeader>,
     layout: FileLayout,
+}
+
+/// A tensor in one of the files.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LocalTensor<'m> {
+    pub(crate) file: &'m TensorFile,
+    pub(crate) format: TensorFormat,
+    pub(crate) range: &'m TensorRange,
 }
 
 const PART_BYTES: u64 = 1 << 20;
 
 impl LocalModel {
-    /// Opens the files of a described model: that of `path`, or all its shards.
-    pub(crate) fn open(path: &Path, model: &DescribedModel) -> Result<Self, ErrorBody> {
+    /// Opens the files with tensors of a described model.
+    pub(crate) fn open(model: &DescribedModel) -> Result<Self, ErrorBody> {
         let mut files = Vec::new();
-        for (path, described) in file_paths(path).iter().zip(&model.files) {
+        for described in model.files.iter().filter(|file| file.media_type.holds_tensors()) {
+            let Some(path) = &described.path else { continue };
             let name = path.display().to_string();
             let invalid = |error: &dyn std::fmt::Display| {
                 ErrorBody::new(ErrorCode::InvalidInput, format!("{name}: {error}"))
             };
-            let header = described.header().ok_or_else(|| invalid(&"it has no GGUF header"))?;
+            let header = described
+                .model_header()
+                .ok_or_else(|| invalid(&"it has no header of GGUF or safetensors"))?;
             let layout = header.file_layout(described.size).map_err(|error| invalid(&error))?;
             let file = File::open(path).map_err(|error| file_error(&name, &error))?;
             files.push(LocalFile {
                 path: name,
-                tensor_file: file_of_described(described),
+                tensor_file: Arc::new(file_of_described(described)),
                 file,
                 header,
                 layout,
@@ -55,8 +68,9 @@ impl LocalModel {
         Ok(Self { files })
     }
 
+    /// The header of the first GGUF file.
     pub(crate) fn header(&self) -> Option<&Header> {
-        self.files.first().map(|file| &file.header)
+        self.files.iter().find_map(|file| file.header.as_gguf())
     }
 
     pub(crate) fn byte_order(&self) -> ByteOrder {
@@ -68,15 +82,18 @@ impl LocalModel {
     }
 
     /// The tensors of this name, with their files.
-    pub(crate) fn named(&self, name: &str) -> Vec<(&TensorFile, &TensorRange)> {
+    pub(crate) fn named(&self, name: &str) -> Vec<LocalTensor<'_>> {
         let named = self.tensors().filter(|(_, tensor)| tensor.name == name);
-        named.map(|(file, tensor)| (&file.tensor_file, tensor)).collect()
+        named
+            .map(|(file, range)| LocalTensor { file: &file.tensor_file, format: file.format(), range })
+            .collect()
     }
 
     /// Reads the tensor of this name in this file.
     pub(crate) fn read(&self, in_file: &TensorFile, name: &str) -> Result<Option<Vec<u8>>, ErrorBody> {
-        let is_wanted =
-            |(file, tensor): &(&LocalFile, &TensorRange)| file.tensor_file == *in_file && tensor.name == name;
+        let is_wanted = |(file, tensor): &(&LocalFile, &TensorRange)| {
+            *file.tensor_file == *in_file && tensor.name == name
+        };
         let Some((file, tensor)) = self.tensors().find(is_wanted) else { return Ok(None) };
         // The layout has proved that the file had these bytes, so no more than its length is allocated.
         let mut bytes = vec![0; usize::try_from(tensor.size).unwrap_or(usize::MAX)];
@@ -85,11 +102,7 @@ impl LocalModel {
     }
 
     /// The tensors with the digests of their contents, in the order of the files. Reads all of them.
-    pub(crate) fn entries(
-        &self,
-        label: &str,
-        is_quiet: bool,
-    ) -> Result<Vec<(&TensorFile, TensorEntry)>, ErrorBody> {
+    pub(crate) fn entries(&self, label: &str, is_quiet: bool) -> Result<Vec<DiffTensor>, ErrorBody> {
         let total = self.tensors().fold(0_u64, |sum, (_, tensor)| sum.saturating_add(tensor.size));
         let (bar, mut done) = (Bar::new(label, total, is_quiet), 0_u64);
         let mut part = vec![0; usize::try_from(PART_BYTES).unwrap_or(usize::MAX)];
@@ -105,7 +118,11 @@ impl LocalModel {
                 done = done.saturating_add(length);
                 bar.set(done, total);
             }
-            entries.push((&file.tensor_file, TensorEntry { digest: hasher.finish(), ..entry(tensor) }));
+            entries.push(DiffTensor {
+                format: file.format(),
+                file: Arc::clone(&file.tensor_file),
+                entry: TensorEntry { digest: hasher.finish(), ..entry(tensor) },
+            });
         }
         bar.clear();
         Ok(entries)
@@ -117,6 +134,10 @@ impl LocalModel {
 }
 
 impl LocalFile {
+    fn format(&self) -> TensorFormat {
+        self.header.format().tensor_format()
+    }
+
     fn read(&self, tensor: &TensorRange, offset: u64, bytes: &mut [u8]) -> Result<(), ErrorBody> {
         let start = self.header.data_offset().saturating_add(tensor.offset).saturating_add(offset);
         self.file.read_exact_at(bytes, start).map_err(|error| file_error(&self.path, &error))

@@ -20,8 +20,8 @@ mod texts;
 /// Show one model in depth
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A model that is not in the store is described from its headers: a GGUF file, or a source that
-`blobd pull` takes. Nothing is stored.
+    after_help = "A model that is not in the store is described from its headers: a file or a folder, or a source
+that `blobd pull` takes. Nothing is stored.
 
 Examples:
   blobd show llama3:8b
@@ -29,6 +29,7 @@ Examples:
   blobd show llama3:8b --template
   blobd show mixtral:8x7b --residency
   blobd show ./model-Q4_K_M.gguf               a file of this machine
+  blobd show ./Qwen3-0.6B                      a folder with safetensors files
   blobd show hf.co/user/repo:Q4_K_M            before the download: fetches only the header
   blobd show llama3:8b --json | jq '.tensors[0].digest'
   blobd show llama3:8b --full --json           every key of the header with its type and whole value

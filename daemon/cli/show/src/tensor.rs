@@ -50,7 +50,7 @@ Examples:
   blobd tensor llama3:8b blk.0.attn_q.weight --json | jq .std"
 )]
 pub struct Params {
-    /// The model: its name in the store, or a GGUF file
+    /// The model: its name in the store, or the path of a file or folder
     #[arg(value_name = "REF|PATH")]
     model: String,
     /// The tensor's name, as `blobd show --tensors` lists it

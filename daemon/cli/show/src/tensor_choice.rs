@@ -1,6 +1,6 @@
 //! Tensors of one name in several files of a model: how a user names a file, and which one a name means.
 
-use blobd_cli_common::model_source::DescribedFile;
+use blobd_cli_common::described_model::DescribedFile;
 use blobd_cli_common::usage;
 use blobd_client::protocol::response::{LayerSummary, ModelTensor, OpenLayer};
 use blobd_model::diff::TensorFile;

@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use blobd_cli_common::Global;
 use blobd_cli_common::connect::{Connected, client_error, model_error};
-use blobd_cli_common::model_source::{DescribedModel, ModelArgs, ModelLocation, describe_files};
+use blobd_cli_common::described_model::{DescribedModel, ModelLocation};
+use blobd_cli_common::local_files::describe_path;
+use blobd_cli_common::model_source::ModelArgs;
 use blobd_client::model::{OpenModel, TensorMap};
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
 use blobd_client::protocol::response::TensorLocation;
 use blobd_model::diff::{DiffTensor, TensorFile, packed_blobs};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::gguf::{ByteOrder, Header};
-use blobd_store_format::tensor::TensorFormat;
 
 use crate::local_model::{LocalModel, entry};
 use crate::tensor_choice::{file_of_described, file_of_layer, file_of_open};
@@ -84,15 +85,9 @@ impl Side {
     fn of_files(global: &Global, model: &ModelArgs) -> Result<Self, ErrorBody> {
         let missing = || ErrorBody::new(ErrorCode::Internal, "a model without a path and a daemon");
         let path = model.path().ok_or_else(missing)?;
-        let described = describe_files(&path)?;
-        let files = LocalModel::open(&path, &described)?;
+        let described = describe_path(&path)?;
+        let files = LocalModel::open(&described)?;
         let tensors = files.entries(&described.name, global.hides_progress())?;
-        let tensors = tensors.into_iter().map(|(file, entry)| DiffTensor {
-            format: TensorFormat::Gguf,
-            file: Arc::new(file.clone()),
-            entry,
-        });
-        let tensors = tensors.collect();
         let header = files.header().cloned();
         Ok(Self { name: described.name, tensors, header, texts: None, place: SidePlace::Files(files) })
     }
@@ -100,17 +95,17 @@ impl Side {
     fn remote(described: &DescribedModel) -> Result<Self, ErrorBody> {
         let (mut tensors, mut first) = (Vec::new(), None);
         for file in described.files.iter().filter(|file| file.media_type.holds_tensors()) {
-            let Some(header) = file.header() else { continue };
+            let Some(header) = file.model_header() else { continue };
             let layout = header.file_layout(file.size).map_err(|error| {
                 ErrorBody::new(ErrorCode::InvalidInput, format!("{}: {error}", described.name))
             })?;
-            let file = Arc::new(file_of_described(file));
+            let (file, format) = (Arc::new(file_of_described(file)), header.format().tensor_format());
             tensors.extend(layout.tensors().iter().map(|tensor| DiffTensor {
-                format: TensorFormat::Gguf,
+                format,
                 file: Arc::clone(&file),
                 entry: entry(tensor),
             }));
-            first.get_or_insert(header);
+            first = first.or_else(|| header.as_gguf().cloned());
         }
         let texts = described.files.iter().map(|file| (&file.media_type, file.digest));
         let texts = Some(texts_of(texts));

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use blobd_cli_common::connect::{Connected, client_error};
-use blobd_cli_common::model_source::{DescribedModel, ModelLocation};
+use blobd_cli_common::described_model::{DescribedModel, ModelLocation};
 use blobd_client::protocol::access::PolicyDecision;
 use blobd_client::protocol::response::ModelSharing;
 use blobd_client::protocol::space::SharedWith;
 use blobd_model::capabilities::{CapabilitySources, capabilities};
 use blobd_model::card::ModelCard;
+use blobd_model::config::{ConfigQuantization, ModelConfig, QUANTIZATION_FILES};
 use blobd_model::facts::ModelFacts;
 use blobd_model::kind::ModelKind;
 use blobd_model::manifest_config::{ConfiguredDraft, ManifestConfig};
@@ -16,7 +17,8 @@ use blobd_model::metadata_json::Abridger;
 use blobd_model::overview::{ModelOverview, TypeShare};
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::file_format::FileFormat;
-use blobd_store_format::gguf::{Header, MAGIC, key_text};
+use blobd_store_format::gguf::{Header, MAGIC, MetadataValue, key_text};
+use blobd_store_format::recipe::TensorEntry;
 use blobd_store_format::safetensors;
 use blobd_store_format::stored_file::StoredForm;
 use blobd_store_format::tensor::TensorFormat;
@@ -27,7 +29,7 @@ use super::header::{self, HeaderForm, OtherHeader, WholeKey};
 use super::invalid;
 use super::tensors::{self, NetworkLayer, ParsedFile, SafetensorsFile, ShownTensor, TensorFacts};
 use crate::tensor_choice::file_of_described;
-use crate::{Digest, ErrorBody, Reference};
+use crate::{Digest, ErrorBody, Reference, local_model};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Document {
@@ -175,7 +177,7 @@ impl Document {
             (ModelLocation::Store(reference), Some(connected)) => {
                 document.add_stored(connected, reference, &safetensors)?;
             }
-            _ => document.tensors = tensors::in_files(&document.files),
+            _ => document.add_unstored(model, &safetensors),
         }
         if is_full {
             document.add_headers(&safetensors);
@@ -260,6 +262,43 @@ impl Document {
         self.layers = layers.collect();
         self.add_facts_of_layers();
         Ok(())
+    }
+
+    /// Describes a model that is not stored by its headers, and one of safetensors files by its JSON files too, as the daemon
+    /// does for a stored model.
+    fn add_unstored(&mut self, model: &DescribedModel, safetensors: &[SafetensorsFile]) {
+        self.tensors = tensors::in_files(&self.files, safetensors);
+        let Some(first) = safetensors.first().filter(|_| self.files.is_empty()) else { return };
+        let json = |name: &str| {
+            let file = model.files.iter().find(|file| file.name.as_deref() == Some(name))?;
+            file.content.as_deref().filter(|_| !file.media_type.holds_tensors())
+        };
+        let config = json("config.json").and_then(|json| ModelConfig::from_config(json).ok());
+        let config = config.filter(|config| config.architecture().is_some());
+        let of_index = || ModelConfig::from_model_index(json("model_index.json")?).ok();
+        let config = config.or_else(of_index).unwrap_or_default();
+        self.architecture = config.architecture().map(str::to_owned);
+        let mut abridger = Abridger::new();
+        let of_header = first
+            .header
+            .metadata()
+            .iter()
+            .map(|(key, text)| (key.clone(), abridger.json(&MetadataValue::String(text.as_bytes()))));
+        self.metadata = of_header.chain(config.metadata()).collect();
+        let mut quantizations = QUANTIZATION_FILES.iter();
+        let quantization = quantizations.find_map(|name| ConfigQuantization::from_file(name, json(name)?));
+        let entries: Vec<_> =
+            safetensors.iter().flat_map(|file| file.layout.tensors()).map(local_model::entry).collect();
+        let elements = |entry: &TensorEntry| {
+            entry.shape.iter().fold(1_u64, |count, length| count.saturating_mul(*length))
+        };
+        self.parameters = match &quantization {
+            Some(quantization) => quantization.parameters(&entries),
+            None => entries.iter().map(elements).fold(0, u64::saturating_add),
+        };
+        self.add_facts_of_layers();
+        let main_type = || self.types.first().map(|row| row.type_name.clone());
+        self.quantization = quantization.map(|quantization| quantization.label()).or_else(main_type);
     }
 
     /// For models without a GGUF header, such as those with safetensors files: adds the numbers and the quantisation mix that
@@ -405,10 +444,11 @@ fn parse_safetensors(model: &DescribedModel) -> Result<Vec<SafetensorsFile>, Err
             continue;
         }
         let blame = |error| invalid(format!("{}: {error}", file.name.as_deref().unwrap_or(&model.name)));
-        parsed.push(SafetensorsFile {
-            number,
-            header: safetensors::Header::parse_start(content).map_err(blame)?,
-        });
+        let header = safetensors::Header::parse_start(content).map_err(blame)?;
+        let layout = file.model_header().map(|header| header.file_layout(file.size));
+        let layout = layout.transpose().map_err(|error| invalid(format!("{}: {error}", model.name)))?;
+        let Some(layout) = layout else { continue };
+        parsed.push(SafetensorsFile { number, file: file_of_described(file), header, layout });
     }
     Ok(parsed)
 }
@@ -429,6 +469,10 @@ fn weights(files: &[ParsedFile]) -> Vec<&ParsedFile> {
 fn kind(model: &DescribedModel, first: Option<&ParsedFile>) -> ModelKind {
     if let Some(file) = first {
         return ModelKind::for_layer(file.file.component(), Some(&file.header));
+    }
+    // Only models of several components, which generate images, have an index of them.
+    if model.files.iter().any(|file| file.name.as_deref() == Some("model_index.json")) {
+        return ModelKind::Diffusion;
     }
     let weights = model.files.iter().find(|file| file.media_type.holds_tensors());
     weights.map_or_else(ModelKind::default, |file| ModelKind::for_layer(file.media_type.component(), None))
@@ -460,7 +504,7 @@ fn metadata(header: &Header) -> BTreeMap<String, Json> {
 }
 
 fn layers(model: &DescribedModel) -> Vec<LayerRow> {
-    let row = |file: &blobd_cli_common::model_source::DescribedFile| LayerRow {
+    let row = |file: &blobd_cli_common::described_model::DescribedFile| LayerRow {
         media_type: file.media_type.clone(),
         name: file.name.clone(),
         digest: file.digest,

@@ -1,6 +1,6 @@
 //! The tables of `show`.
 
-use blobd_cli_common::model_source::{DescribedModel, ModelLocation};
+use blobd_cli_common::described_model::{DescribedModel, ModelLocation};
 use blobd_cli_common::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
 use blobd_client::protocol::access::PolicyDecision;
 use blobd_model::facts::ModelFacts;

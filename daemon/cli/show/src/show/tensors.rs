@@ -28,7 +28,9 @@ pub(super) struct ParsedFile {
 #[derive(Debug)]
 pub(super) struct SafetensorsFile {
     pub(super) number: usize,
+    pub(super) file: TensorFile,
     pub(super) header: safetensors::Header,
+    pub(super) layout: FileLayout,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -96,17 +98,23 @@ impl ShownTensor {
     }
 }
 
-pub(super) fn in_files(files: &[ParsedFile]) -> Vec<ShownTensor> {
-    let has_several_files = files.len() > 1;
-    let tensors = files.iter().flat_map(|file| {
-        file.layout.tensors().iter().map(move |tensor| ShownTensor::InFile {
+/// The tensors of a model that is not stored.
+pub(super) fn in_files(files: &[ParsedFile], safetensors: &[SafetensorsFile]) -> Vec<ShownTensor> {
+    let has_several_files = files.len() + safetensors.len() > 1;
+    let of_gguf =
+        files.iter().map(|file| (&file.file, &file.layout, TensorFormat::Gguf, file.header.data_offset()));
+    let of_safetensors = safetensors
+        .iter()
+        .map(|file| (&file.file, &file.layout, TensorFormat::Safetensors, file.header.data_offset()));
+    let tensors = of_gguf.chain(of_safetensors).flat_map(|(file, layout, format, data_offset)| {
+        layout.tensors().iter().map(move |tensor| ShownTensor::InFile {
             name: tensor.name.clone(),
             type_name: tensor.type_name.clone(),
-            format: TensorFormat::Gguf,
+            format,
             shape: tensor.shape.clone(),
             size: tensor.size,
-            file: has_several_files.then(|| file.file.name().to_owned()),
-            file_offset: file_offset(file, tensor),
+            file: has_several_files.then(|| file.name().to_owned()),
+            file_offset: data_offset.saturating_add(tensor.offset),
             experts: tensor.experts,
         })
     });

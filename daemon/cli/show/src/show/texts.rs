@@ -1,7 +1,7 @@
 //! The texts of a model: template, system prompt, licenses, parameters, and a Modelfile made of them.
 
 use blobd_cli_common::Global;
-use blobd_cli_common::model_source::{DescribedFile, DescribedModel, ModelLocation};
+use blobd_cli_common::described_model::{DescribedFile, DescribedModel, ModelLocation};
 use blobd_cli_common::output::{print as print_text, print_json};
 use blobd_model::card::ModelCard;
 use serde_json::{Map, Value as Json, json};
@@ -129,6 +129,7 @@ mod tests {
             digest: None,
             size: text.len() as u64,
             content: Some(text.as_bytes().to_vec()),
+            path: None,
         });
         DescribedModel {
             name: "m:1".to_owned(),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blobd_cli_common::connect::{client_error, model_error};
-use blobd_cli_common::model_source::describe_files;
+use blobd_cli_common::local_files::describe_path;
 use blobd_client::error::ClientError;
 use blobd_client::model::{BlobSlice, OpenModel};
 use blobd_client::protocol::request::{OpenParams, TensorSelection};
@@ -22,7 +22,7 @@ use blobd_store_format::tensor::TensorFormat;
 
 use super::packed::Packed;
 use super::{quant_error, usage};
-use crate::local_model::LocalModel;
+use crate::local_model::{LocalModel, LocalTensor};
 use crate::tensor_choice::{WantedTensor, file_of_layer, file_of_open, layer_of};
 use crate::{Client, ErrorBody, ErrorCode, Reference};
 
@@ -109,10 +109,10 @@ fn pull_first(error: ErrorBody) -> ErrorBody {
 
 impl StoredTensor {
     pub(super) fn of_file(path: &Path, wanted: &WantedTensor) -> Result<Self, ErrorBody> {
-        let described = describe_files(path)?;
-        let model = LocalModel::open(path, &described)?;
+        let described = describe_path(path)?;
+        let model = LocalModel::open(&described)?;
         let has = |wanted: &WantedTensor| {
-            model.named(&wanted.name).iter().any(|(file, _)| wanted.file.is_none() || wanted.is_in(file))
+            model.named(&wanted.name).iter().any(|found| wanted.file.is_none() || wanted.is_in(found.file))
         };
         let in_name = || wanted.with_file_in_name().find(has);
         let wanted = if has(wanted) { wanted.clone() } else { in_name().unwrap_or_else(|| wanted.clone()) };
@@ -122,10 +122,10 @@ impl StoredTensor {
             let message = format!("{}: no tensor {name:?}", path.display());
             return Err(with_nearest(ErrorBody::new(ErrorCode::NotFound, message), name, model.names()));
         }
-        let files: Vec<TensorFile> = named.iter().map(|(file, _)| (*file).clone()).collect();
+        let files: Vec<TensorFile> = named.iter().map(|found| found.file.clone()).collect();
         let chosen = wanted.choose(&described.name, &files)?;
         let gone = || ErrorBody::new(ErrorCode::Internal, "the tensor's file is not open");
-        let &(file, tensor) = named.get(chosen).ok_or_else(gone)?;
+        let &LocalTensor { file, format, range: tensor } = named.get(chosen).ok_or_else(gone)?;
         let bytes = model.read(file, name)?.ok_or_else(gone)?;
         let file_name = (files.len() > 1).then(|| file.name().to_owned());
         let (file, range) = (bytes.into(), 0..usize::try_from(tensor.size).unwrap_or(usize::MAX));
@@ -134,12 +134,12 @@ impl StoredTensor {
             file: file_name,
             type_name: tensor.type_name.to_string(),
             shape: tensor.shape.clone(),
-            is_fastest_first: true,
+            is_fastest_first: format.is_gguf(),
             expert: None,
             bytes: Bytes::Read { file, range },
-            element_type: ElementType::from_name(TensorFormat::Gguf, &tensor.type_name),
+            element_type: ElementType::from_name(format, &tensor.type_name),
             packed: None,
-            is_big_endian: model.byte_order() == ByteOrder::Big,
+            is_big_endian: format.is_gguf() && model.byte_order() == ByteOrder::Big,
             experts: tensor.experts,
         })
     }

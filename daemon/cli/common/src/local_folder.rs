@@ -12,8 +12,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use blobd_cli_common::file_error;
-use blobd_cli_common::output::printable;
+use crate::file_error;
+use crate::output::printable;
 use blobd_store_format::model_folder::{FolderFile, ListedFolder};
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2};
 use rustix::io::Errno;
@@ -23,7 +23,7 @@ use crate::{ErrorBody, ErrorCode};
 
 /// A folder whose files are listed.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub struct Folder {
     path: PathBuf,
     /// The folder that links may not lead out of.
     boundary: OwnedFd,
@@ -65,7 +65,7 @@ impl Listing<'_> {
 
 /// Which links of a folder are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Links {
+pub enum Links {
     /// Those to files of the folder.
     Inside,
     /// All.
@@ -80,11 +80,11 @@ enum Entry {
 }
 
 /// A file by its device and inode.
-pub(crate) type Inode = (u64, u64);
+pub type Inode = (u64, u64);
 
 /// What tells a file from all others, and from its own earlier content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Identity {
+pub struct Identity {
     device: u64,
     inode: u64,
     size: u64,
@@ -94,34 +94,37 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    pub(crate) fn new(stat: &Stat) -> Self {
+    /// The file that the kernel describes so.
+    pub fn new(stat: &Stat) -> Self {
         let modified = (stat.st_mtime, stat.st_mtime_nsec);
         let changed = (stat.st_ctime, stat.st_ctime_nsec);
         let size = u64::try_from(stat.st_size).unwrap_or_default();
         Self { device: stat.st_dev, inode: stat.st_ino, size, modified, changed }
     }
 
-    pub(crate) const fn size(&self) -> u64 {
+    /// In bytes.
+    pub const fn size(&self) -> u64 {
         self.size
     }
 
-    pub(crate) const fn inode(&self) -> Inode {
+    /// Its device and inode.
+    pub const fn inode(&self) -> Inode {
         (self.device, self.inode)
     }
 
     /// When the content, the rights or the number of links last changed, in seconds and nanoseconds.
-    pub(crate) const fn changed(&self) -> (i64, u64) {
+    pub const fn changed(&self) -> (i64, u64) {
         self.changed
     }
 
     /// When the content last changed, in seconds.
-    pub(crate) fn modified_seconds(&self) -> f64 {
+    pub fn modified_seconds(&self) -> f64 {
         let (seconds, nanoseconds) = self.modified;
         seconds as f64 + nanoseconds as f64 / 1e9
     }
 
     /// Whether this is the same file with the same content. Its rights and its links may differ.
-    pub(crate) fn is_content_of(&self, other: &Self) -> bool {
+    pub fn is_content_of(&self, other: &Self) -> bool {
         Self { changed: other.changed, ..*self } == *other
     }
 }
@@ -141,7 +144,7 @@ impl From<&Metadata> for Identity {
 
 /// The regular file at a path; `None` if something else is there. A path that has a link in it is refused, because its
 /// owner could let it lead anywhere.
-pub(crate) fn file_without_links(path: &Path) -> io::Result<Option<Identity>> {
+pub fn file_without_links(path: &Path) -> io::Result<Option<Identity>> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let file = match openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
         // Before Linux 5.6, or in a sandbox that does not know the call.
@@ -153,7 +156,7 @@ pub(crate) fn file_without_links(path: &Path) -> io::Result<Option<Identity>> {
 }
 
 /// Opens the file at a path for reading if it is the one that was listed.
-pub(crate) fn open_listed(path: &Path, listed: Identity) -> Result<File, ErrorBody> {
+pub fn open_listed(path: &Path, listed: Identity) -> Result<File, ErrorBody> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let failed = |error: Errno| file_error(&path.display().to_string(), &error.into());
     let file = openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
@@ -168,12 +171,12 @@ fn changed(shown: &dyn Display) -> ErrorBody {
 
 impl Folder {
     /// Lists a folder and the folders in it. Stops when it has too many files.
-    pub(crate) fn list(path: &Path, links: Links) -> Result<Self, ErrorBody> {
+    pub fn list(path: &Path, links: Links) -> Result<Self, ErrorBody> {
         Self::list_without(path, links, &|_| false)
     }
 
     /// Lists a folder without counting the files that are excluded. If they are very many, only some of them are listed.
-    pub(crate) fn list_without(
+    pub fn list_without(
         path: &Path,
         links: Links,
         is_excluded: &dyn Fn(&str) -> bool,
@@ -194,12 +197,12 @@ impl Folder {
     }
 
     /// The folder's own path, without links.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// All entries, also those that are not files.
-    pub(crate) fn files(&self) -> impl Iterator<Item = FolderFile> {
+    pub fn files(&self) -> impl Iterator<Item = FolderFile> {
         self.entries.iter().map(|(path, entry)| {
             let size = if let Entry::File(identity) = entry { identity.size } else { 0 };
             FolderFile { path: path.clone(), size }
@@ -207,7 +210,7 @@ impl Folder {
     }
 
     /// The paths of all entries.
-    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> + Clone {
+    pub fn paths(&self) -> impl Iterator<Item = &str> + Clone {
         self.entries.keys().map(String::as_str)
     }
 
@@ -215,7 +218,7 @@ impl Folder {
     ///
     /// # Errors
     /// What is there, if it is not a file of the folder.
-    pub(crate) fn identity(&self, path: &str) -> Result<Identity, &'static str> {
+    pub fn identity(&self, path: &str) -> Result<Identity, &'static str> {
         match self.entries.get(path) {
             Some(Entry::File(identity)) => Ok(*identity),
             Some(Entry::Other(found)) => Err(found),
@@ -224,7 +227,7 @@ impl Folder {
     }
 
     /// Refuses an entry that is not a file of the folder.
-    pub(crate) fn refuse_other(&self, path: &str) -> Result<(), ErrorBody> {
+    pub fn refuse_other(&self, path: &str) -> Result<(), ErrorBody> {
         let Some(Entry::Other(found)) = self.entries.get(path) else { return Ok(()) };
         let message = format!(
             "{}: wrong kind of file: expected a file of the folder, found {found}",
@@ -238,7 +241,7 @@ impl Folder {
     ///
     /// # Errors
     /// When it cannot be opened, or is not the file that was listed.
-    pub(crate) fn open(&self, path: &str) -> Result<File, ErrorBody> {
+    pub fn open(&self, path: &str) -> Result<File, ErrorBody> {
         self.refuse_other(path)?;
         let opened = self.open_beneath(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY);
         let file = opened.map_err(|error| file_error(&self.shown(path), &error.into()))?;
@@ -250,7 +253,7 @@ impl Folder {
     }
 
     /// Reads a file of at most this length.
-    pub(crate) fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, ErrorBody> {
+    pub fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, ErrorBody> {
         let mut bytes = Vec::new();
         let read = self.open(path)?.take(most).read_to_end(&mut bytes);
         read.map_err(|error| file_error(&self.shown(path), &error))?;
