@@ -20,7 +20,7 @@ use super::OpError;
 #[derive(Debug)]
 pub(super) struct NewFile {
     pub(super) descriptor: Descriptor,
-    /// Its path in the model. The only file of a model needs none.
+    /// Its path in the model. A GGUF file that is the only one needs none.
     pub(super) name: Option<String>,
     /// From its header, if the format is known; of an archive, from the header of each file.
     pub(super) facts: Vec<ModelFacts>,
@@ -31,6 +31,10 @@ pub(super) struct NewFile {
 impl NewFile {
     pub(super) fn new(descriptor: Descriptor, name: Option<&str>) -> Self {
         Self { descriptor, name: name.map(str::to_owned), facts: Vec::new(), version: None }
+    }
+
+    fn is_safetensors(&self) -> bool {
+        self.facts.iter().any(|facts| facts.format == Some(TensorFormat::Safetensors.name()))
     }
 }
 
@@ -78,8 +82,10 @@ impl NewModel {
     pub(super) fn compose(mut self, ingest: &mut Ingest) -> Result<Manifest, OpError> {
         let facts = self.facts()?;
         ingest.note_versions(self.files.iter_mut().filter_map(|file| file.version.take()));
-        // A single file gets no name: the manifest must depend on its content only.
-        if let [only] = self.files.as_mut_slice() {
+        // The manifest of a single GGUF file depends on its content only. Programs find other weights by their names.
+        if let [only] = self.files.as_mut_slice()
+            && !only.is_safetensors()
+        {
             only.name = None;
         }
         self.give_media_type_of(facts.kind);

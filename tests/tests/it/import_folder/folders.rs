@@ -130,6 +130,20 @@ fn list_says_what_would_be_imported_and_imports_nothing() {
 }
 
 #[test]
+fn only_safetensors_file_of_a_model_keeps_its_name() {
+    let daemon = TestDaemon::start();
+    let (blobd, scratch) = (daemon.command(), daemon.scratch());
+    let mut files = ModelFolder::default();
+    files.add("adapter/lora-v2.safetensors", safetensors(&[(3, "t")]));
+    let folder = files.write_to(scratch.join("style"));
+    let _ = import(&blobd, &folder, &[]);
+    assert!(exported(&blobd, "style", &scratch.join("folder")) == files);
+    let _ = import(&blobd, &folder.join("adapter/lora-v2.safetensors"), &["--name", "file"]);
+    blobd.run(["export", "file", "-o", &format!("{}/", scratch.join("file").display())]).succeeds();
+    assert!(scratch.join("file/lora-v2.safetensors").is_file());
+}
+
+#[test]
 fn list_says_the_name_of_each_model_and_what_it_would_add() {
     let place = tmpfs_directory();
     let blobd = Blobd::at_root(&place.path().join("store"));
