@@ -346,6 +346,12 @@ impl RegistryError {
         matches!(self.main(), Self::Unreachable { reason: NoAddress(_) | Refused, .. })
     }
 
+    /// Whether the server answers, and only does not send this file.
+    pub(super) fn is_about_file(&self) -> bool {
+        matches!(self, Self::BlobMissing { .. })
+            || matches!(self.kind(), FailureKind::NotFound | FailureKind::Denied)
+    }
+
     /// Whether another mirror may succeed. False after a refusal that protects the user's network, and if the request
     /// or the model itself is wrong.
     pub(super) fn may_be_elsewhere(&self) -> bool {

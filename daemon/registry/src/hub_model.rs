@@ -277,7 +277,7 @@ impl Hub<'_> {
         let (repository, commit) = (self.repository, &self.listed.commit);
         let path = format!("/{repository}/resolve/{commit}/{}", encoded(&file.path));
         let address = format!("{}/{}", address(repository), file.path);
-        let web = WebFile::new(&servers, path, repository, address);
+        let web = WebFile::new(&servers, path, repository, address).of_hub();
         Ok(RemoteFile::web(web, media_type, name, file.size, file.digest).with_git_id(file.git_id))
     }
 }

@@ -63,6 +63,7 @@ mod manifest;
 mod mirrors;
 mod origin;
 mod part;
+mod peers;
 mod policy;
 mod proxy;
 mod refusal;
@@ -91,6 +92,7 @@ pub use self::decoder::Decoder;
 use self::error::Result;
 pub use self::error::{Advice, FailureKind, RegistryError};
 use self::mirrors::Mirrors;
+use self::peers::Peers;
 use self::policy::Limits;
 pub use self::policy::{DEFAULT_STALL_TIMEOUT, RegistryPolicy};
 pub use self::proxy::{Proxies, ProxyFault};
@@ -116,6 +118,7 @@ pub struct RegistryClient {
 #[derive(Debug)]
 struct Shared {
     mirrors: Arc<Mirrors>,
+    peers: Arc<Peers>,
     transport: Transport,
     tokens: Arc<TokenCache>,
     referrers: Arc<ReferrersLists>,
@@ -142,6 +145,7 @@ impl RegistryClient {
     fn with_limits(policy: &RegistryPolicy, limits: Limits, proxies: Proxies) -> Result<Self> {
         let shared = Shared {
             mirrors: Arc::new(Mirrors::new(policy)?),
+            peers: Arc::new(Peers::new(policy)?),
             transport: Transport::new(&policy.ca_files, &limits, proxies)?,
             tokens: Arc::default(),
             referrers: Arc::default(),
@@ -155,9 +159,11 @@ impl RegistryClient {
     /// A copy of this client with new connections, so that a connection that delivered wrong bytes, for example through
     /// a damaged proxy, is not used again.
     pub fn with_fresh_connections(&self) -> Self {
-        let Shared { mirrors, transport, tokens, referrers, credentials, retry, limits } = &*self.shared;
+        let Shared { mirrors, peers, transport, tokens, referrers, credentials, retry, limits } =
+            &*self.shared;
         let shared = Shared {
             mirrors: Arc::clone(mirrors),
+            peers: Arc::clone(peers),
             transport: transport.without_connections(),
             tokens: Arc::clone(tokens),
             referrers: Arc::clone(referrers),
@@ -166,6 +172,11 @@ impl RegistryClient {
             limits: *limits,
         };
         Self { shared: Arc::new(shared), counts: Arc::clone(&self.counts) }
+    }
+
+    /// Asks none of the peers among these senders for a while, because what they sent was wrong.
+    pub fn set_peers_aside<'s>(&self, senders: impl IntoIterator<Item = &'s Sender>) {
+        self.shared.peers.set_aside_senders(senders);
     }
 
     /// This client with the counters of `earlier`, which it replaces.

@@ -18,6 +18,8 @@ pub struct RegistryPolicy {
     /// Base URLs used instead of a registry's host, in this order, such as `http://127.0.0.1:4711` for
     /// `registry.ollama.ai`.
     pub mirrors: BTreeMap<String, Vec<String>>,
+    /// Base URLs of machines that are asked for the files of all registries by their digests first.
+    pub peers: Vec<String>,
     /// Registries, as `HOST:PORT`, that are requested over plain HTTP.
     pub insecure: Vec<String>,
     /// PEM files with certificate authorities that are trusted in addition to the machine's own.

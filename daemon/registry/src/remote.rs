@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
@@ -19,6 +20,7 @@ use super::error::Result;
 use super::mirrors::first_of;
 use super::origin::Registry;
 use super::part::PartContent;
+use super::peers::PATIENCE;
 use super::request::{Response, Target};
 use super::{ByteStream, RegistryClient, RegistryError, Sender};
 
@@ -133,6 +135,8 @@ pub(super) struct WebFile {
     /// The repository. A token is valid for all of it.
     repository: String,
     address: String,
+    /// Whether the repository is one of the hub, whose files peers may have.
+    is_at_hub: bool,
 }
 
 impl fmt::Debug for WebFile {
@@ -149,7 +153,13 @@ impl WebFile {
         repository: &str,
         address: String,
     ) -> Self {
-        Self { servers: servers.to_vec(), path_and_query, repository: repository.to_owned(), address }
+        let (servers, repository) = (servers.to_vec(), repository.to_owned());
+        Self { servers, path_and_query, repository, address, is_at_hub: false }
+    }
+
+    /// The file, whose repository is one of the hub.
+    pub(super) fn of_hub(self) -> Self {
+        Self { is_at_hub: true, ..self }
     }
 
     pub(super) fn servers(&self) -> &[Registry] {
@@ -374,6 +384,17 @@ impl RemoteFile {
         }
     }
 
+    /// The same file at a peer, by its digest; `None` if it has none, or no repository of a registry or of the hub.
+    fn target_at_peer<'t>(&'t self, peer: &'t Registry) -> Option<Target<'t>> {
+        let digest = self.digest?;
+        let (repository, host) = match &self.place {
+            Location::Layer(reference) => (reference.repository(), reference.host()),
+            Location::Web(file) if file.is_at_hub => (file.repository.clone(), HubFile::HOST),
+            Location::Web(_) => return None,
+        };
+        Target::at_peer(peer, &repository, host, digest).ok()
+    }
+
     fn contains(&self, range: &Range<u64>) -> bool {
         range.start < range.end && range.end <= self.size
     }
@@ -432,6 +453,9 @@ impl RegistryClient {
     }
 
     async fn open_at_any(&self, file: &RemoteFile, range: Option<Range<u64>>) -> Result<ByteStream> {
+        if let Some(stream) = self.open_at_peer(file, range.as_ref()).await {
+            return Ok(stream);
+        }
         let servers = match &file.place {
             Location::Layer(reference) => self.shared.mirrors.for_model(reference)?,
             Location::Web(web) => web.servers().to_vec(),
@@ -440,13 +464,46 @@ impl RegistryClient {
         first_of(&servers, file.host(), |server| self.open_at(file, server, range.as_ref())).await
     }
 
+    /// The file from the first peer that has it. `None` without one: then the servers of its registry are asked, as they are if
+    /// bytes of the file have been wrong before.
+    async fn open_at_peer(&self, file: &RemoteFile, range: Option<&Range<u64>>) -> Option<ByteStream> {
+        let digest = file.digest.filter(|_| file.avoided.is_none())?;
+        let peers = &self.shared.peers;
+        for (number, peer) in peers.for_file(digest) {
+            let target = file.target_at_peer(peer)?;
+            let opened = timeout(PATIENCE, self.open_target(file, peer, range, target)).await;
+            let lacks_file = match opened {
+                Ok(Ok(stream)) => return Some(stream.of_peer(Arc::clone(peers), number)),
+                Ok(Err(error)) => {
+                    tracing::debug!("peer {}: {error}", peer.name());
+                    error.is_about_file()
+                }
+                Err(_elapsed) => {
+                    tracing::debug!("peer {}: no response within {PATIENCE:?}", peer.name());
+                    false
+                }
+            };
+            peers.set_aside(number, Some(digest).filter(|_| lacks_file));
+        }
+        None
+    }
+
     async fn open_at(
         &self,
         file: &RemoteFile,
         server: &Registry,
         range: Option<&Range<u64>>,
     ) -> Result<ByteStream> {
-        let mut target = file.target(server)?;
+        self.open_target(file, server, range, file.target(server)?).await
+    }
+
+    async fn open_target<'t>(
+        &self,
+        file: &RemoteFile,
+        server: &'t Registry,
+        range: Option<&Range<u64>>,
+        mut target: Target<'t>,
+    ) -> Result<ByteStream> {
         if let Some(range) = range {
             target = target.with(RANGE, range_header(file, server, range)?);
             // A server with another version then sends all of it, which is noticed at once.

@@ -70,6 +70,14 @@ impl<'a> Target<'a> {
         Ok(Self { blob: Some(digest), ..target })
     }
 
+    /// The blob of a repository at a server that has those of several hosts, as mirrors of containerd have.
+    pub(super) fn at_peer(peer: &'a Registry, repository: &str, host: &str, digest: Digest) -> Result<Self> {
+        let mut url = peer.url(&format!("{repository}/blobs/{digest}"))?;
+        url.query_pairs_mut().append_pair("ns", host);
+        let target = Self::at(peer.origin(), format!("blob {digest}"), repository.to_owned(), url);
+        Ok(Self { blob: Some(digest), ..target })
+    }
+
     /// `address` is the name in messages; one token is valid for all of `repository`.
     pub(super) fn for_file(
         server: &'a Registry,

@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::connect_failure::innermost;
 use super::content_encoding::{ContentEncoding, GzipStream};
 use super::error::{RegistryError, Result};
+use super::peers::{PATIENCE, PeerNumber, Peers};
 use super::policy::Limits;
 use super::retry::Counts;
 
@@ -34,6 +35,8 @@ pub struct ByteStream {
     sender: Arc<Sender>,
     stall: StallTimer,
     counts: Arc<Counts>,
+    /// The peer that sends it, which is set aside if it fails.
+    peer: Option<(Arc<Peers>, PeerNumber)>,
 }
 
 /// The source of received bytes: a registry, a mirror of it, or a host to which it redirected.
@@ -78,11 +81,28 @@ impl ByteStream {
         let encoding = body.encoding.clone();
         let (wanted, stall, counts) = (0..length, StallTimer::new(limits), Arc::clone(counts));
         let sender = Arc::new(Sender::new(server.to_owned(), body.host.clone()));
-        let stream = Self { body, subject, length, wanted, content_range, encoding, sender, stall, counts };
+        let stream = Self {
+            body,
+            subject,
+            length,
+            wanted,
+            content_range,
+            encoding,
+            sender,
+            stall,
+            counts,
+            peer: None,
+        };
         match announced.filter(|announced| *announced != length) {
             Some(announced) => Err(stream.length_differs(announced)),
             None => Ok(stream),
         }
+    }
+
+    /// The stream of a peer, for which the registry is there: it may not pause for long.
+    pub(super) fn of_peer(mut self, peers: Arc<Peers>, number: PeerNumber) -> Self {
+        self.stall.longest_silence = PATIENCE;
+        Self { peer: Some((peers, number)), ..self }
     }
 
     /// Restricts a whole file to `range`: skips the bytes before it, and does not wait for those after it.
@@ -126,6 +146,15 @@ impl ByteStream {
     }
 
     async fn receive(&mut self) -> Result<Option<Bytes>> {
+        let received = self.receive_next().await;
+        if let (Err(error), Some((peers, number))) = (&received, &self.peer) {
+            tracing::debug!("peer {}: {error}", self.sender);
+            peers.set_aside(*number, None);
+        }
+        received
+    }
+
+    async fn receive_next(&mut self) -> Result<Option<Bytes>> {
         let Some(received) = self.stall.wait(self.body.next()).await else {
             let (host, seconds) = (self.body.host.clone(), self.stall.limit().as_secs());
             return Err(RegistryError::Stalled { host, seconds });

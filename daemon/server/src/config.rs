@@ -35,7 +35,7 @@ use self::error::Refusal;
 pub use self::keys::{KEYS, Key};
 use self::policy::PolicyConfig;
 use self::quotas::QuotasConfig;
-use self::registries::{Host, Mirrors};
+use self::registries::{Host, Mirrors, PeersConfig};
 use self::sections::{AuditConfig, MetricsConfig, ScrubConfig, SpaceConfig, TransferConfig, TrashConfig};
 use self::serve::ServeConfig;
 pub(crate) use self::settings::{Given, mode, path};
@@ -62,6 +62,7 @@ pub(crate) struct Config {
     #[serde(deserialize_with = "values::optional::<values::Mode, _>")]
     pub(crate) socket_mode: Option<u32>,
     mirrors: BTreeMap<Host, Mirrors>,
+    peers: PeersConfig,
     insecure_registries: Vec<Host>,
     ca_files: Vec<PlacedPath>,
     durability: Durability,
@@ -228,6 +229,7 @@ impl Config {
         let mirrors = self.mirrors.iter().map(|(host, bases)| (host.0.clone(), bases.0.as_slice().to_vec()));
         RegistryPolicy {
             mirrors: mirrors.collect(),
+            peers: self.peers.urls.iter().map(|url| url.0.clone()).collect(),
             insecure: self.insecure_registries.iter().map(|host| host.0.clone()).collect(),
             ca_files: stores::paths(&self.ca_files),
             credentials: self.credentials.policy(self.location.as_deref()),

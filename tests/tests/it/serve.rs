@@ -2,6 +2,7 @@
 
 mod clients;
 mod hub;
+mod peers;
 mod registry;
 mod visibility;
 

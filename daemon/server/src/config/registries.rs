@@ -66,6 +66,18 @@ impl Mirrors {
     }
 }
 
+/// The machines that are asked first, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct PeersConfig {
+    pub(super) urls: Vec<PeerUrl>,
+}
+
+/// The base URL of a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub(super) struct PeerUrl(#[serde(deserialize_with = "values::required::<Mirrors, _>")] pub(super) String);
+
 /// The text without the users and passwords in its URLs.
 pub(super) fn without_passwords(text: &str) -> String {
     let shown = |word| if str::contains(word, "://") { without_userinfo(word) } else { Cow::Borrowed(word) };

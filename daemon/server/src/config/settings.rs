@@ -66,6 +66,7 @@ impl Config {
             ("socket_group", self.socket_group.as_ref().map_or(Value::Null, group)),
             ("socket_mode", self.socket_mode.map_or(Value::Null, mode)),
             ("mirrors", mirrors.collect()),
+            ("peers.urls", self.peers.urls.iter().map(|url| json!(url.0)).collect()),
             ("insecure_registries", self.insecure_registries.iter().map(|host| json!(host.0)).collect()),
             ("ca_files", self.ca_files.iter().map(|file| path(file.path())).collect()),
             ("durability", json!(self.durability.name())),

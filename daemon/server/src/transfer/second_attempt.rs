@@ -62,7 +62,9 @@ struct OtherSenders {
 
 impl OtherSenders {
     fn excluding<'s>(job: &Job<'_>, senders: impl IntoIterator<Item = &'s Sender>) -> Self {
+        let senders: Vec<&Sender> = senders.into_iter().collect();
         job.again.set();
+        job.registry.set_peers_aside(senders.iter().copied());
         Self { registry: job.registry.with_fresh_connections(), file: job.file.avoiding(senders) }
     }
 

@@ -177,6 +177,7 @@ impl Fetch<'_> {
             published => return published.map_err(|unpublished| unpublished.to_string()),
         };
         tracing::info!("blob {digest}: the received bytes have the digest {wrong}; they are requested again");
+        registry.set_peers_aside(fetched.senders.iter().map(|sender| &**sender));
         let registry = registry.with_fresh_connections();
         let remote = remote.avoiding(fetched.senders.iter().map(|sender| &**sender));
         let published = self.publish(digest, need, parts, (&registry, &remote), &mut fetched);
