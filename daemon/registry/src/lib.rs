@@ -174,9 +174,19 @@ impl RegistryClient {
         Self { shared: Arc::new(shared), counts: Arc::clone(&self.counts) }
     }
 
+    /// Whether other machines are asked for files before their registries.
+    pub fn has_peers(&self) -> bool {
+        self.shared.peers.has_any()
+    }
+
+    /// Whether a peer may have the file: at least one has not said that it lacks it.
+    pub fn may_be_at_peer(&self, file: &RemoteFile) -> bool {
+        file.digest().is_some_and(|digest| !self.shared.peers.for_file(digest).is_empty())
+    }
+
     /// Asks none of the peers among these senders for a while, because what they sent was wrong.
     pub fn set_peers_aside<'s>(&self, senders: impl IntoIterator<Item = &'s Sender>) {
-        self.shared.peers.set_aside_senders(senders);
+        senders.into_iter().for_each(|sender| self.shared.peers.set_aside_server(sender.server()));
     }
 
     /// This client with the counters of `earlier`, which it replaces.

@@ -14,7 +14,6 @@ use blobd_store_format::digest::Digest;
 use super::RegistryPolicy;
 use super::error::{RegistryError, Result};
 use super::origin::Registry;
-use super::stream::Sender;
 
 /// The longest that a peer may take for the head of its response, and then for the next bytes. Peers are near; the registry
 /// is asked instead.
@@ -42,6 +41,10 @@ impl Peers {
         };
         let servers = policy.peers.iter().map(|base| Registry::at(base).ok_or_else(|| unusable(base)));
         Ok(Self { servers: servers.collect::<Result<_>>()?, set_aside: Mutex::default() })
+    }
+
+    pub(super) const fn has_any(&self) -> bool {
+        !self.servers.is_empty()
     }
 
     /// The peers that may have the file. Which one comes first depends on the digest, so that many files come from many peers.
@@ -73,14 +76,11 @@ impl Peers {
         }
     }
 
-    /// Asks none of the peers among these senders for a while.
-    pub(super) fn set_aside_senders<'s>(&self, senders: impl IntoIterator<Item = &'s Sender>) {
-        for sender in senders {
-            let is_it = |server: &Registry| server.name() == sender.server();
-            if let Some(peer) = self.servers.iter().position(is_it) {
-                tracing::info!("peer {}: sent wrong bytes; it is not asked for a minute", sender.server());
-                self.set_aside(peer, None);
-            }
+    /// Does not ask a server for a while if it is a peer, because it sent wrong bytes.
+    pub(super) fn set_aside_server(&self, name: &str) {
+        if let Some(peer) = self.servers.iter().position(|server| server.name() == name) {
+            tracing::info!("peer {name}: sent wrong bytes; it is not asked for a minute");
+            self.set_aside(peer, None);
         }
     }
 }
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!((asked(one), asked(other)), (vec![1, 2], vec![0, 1, 2]));
         peers.set_aside(2, None);
         assert_eq!((asked(one), asked(other)), (vec![1], vec![0, 1]));
-        peers.set_aside_senders([&Sender::new("b:1".to_owned(), "b:1".to_owned())]);
+        peers.set_aside_server("b:1");
         assert_eq!((asked(one), asked(other)), (vec![], vec![0]));
     }
 

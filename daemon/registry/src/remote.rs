@@ -248,6 +248,11 @@ impl RemoteFile {
         Self { avoided: Some(avoided), ..self.clone() }
     }
 
+    /// A part of the file that is a blob of its own at other blobds, such as a tensor.
+    pub fn part_with_digest(&self, digest: Digest, size: u64) -> Self {
+        Self { digest: Some(digest), size, validator: None, unchanged: None, git_id: None, ..self.clone() }
+    }
+
     /// A copy of the file with a partial download that belongs to one user alone.
     pub fn for_user(&self, uid: u32) -> Self {
         Self { user: Some(uid), ..self.clone() }
@@ -466,7 +471,7 @@ impl RegistryClient {
 
     /// The file from the first peer that has it. `None` without one: then the servers of its registry are asked, as they are if
     /// bytes of the file have been wrong before.
-    async fn open_at_peer(&self, file: &RemoteFile, range: Option<&Range<u64>>) -> Option<ByteStream> {
+    pub async fn open_at_peer(&self, file: &RemoteFile, range: Option<&Range<u64>>) -> Option<ByteStream> {
         let digest = file.digest.filter(|_| file.avoided.is_none())?;
         let peers = &self.shared.peers;
         for (number, peer) in peers.for_file(digest) {

@@ -38,6 +38,7 @@ mod head_reuse;
 mod indexed_blobs;
 mod job;
 mod obtained_head;
+mod peer_tensors;
 mod pieces;
 mod policy;
 mod rate_limit;
@@ -339,16 +340,17 @@ impl Transfers {
             }
             (None, None) => self.reused(ingest, job, &similar_files, &assembler)?,
         };
-        let indexed = indexed.filter(|_| !reused.candidates().is_empty());
         // Before any of their bytes is used.
         let head_of = near.filter(|_| has_reused_head).map(|similar| similar.model);
         assembler.note_models(reused.models().chain(head_of).collect())?;
         admit(ingest, &assembler)?;
         parts.iter().try_for_each(|(offset, bytes)| assembler.write(*offset, bytes))?;
+        let from_peers = peer_tensors::fetch(job, &assembler, indexed.as_ref().filter(|_| whole.is_none()))?;
+        let indexed = indexed.filter(|_| from_peers > 0 || !reused.candidates().is_empty());
         indexed.iter().try_for_each(|indexed| indexed.write_literals(&assembler))?;
         let media_type = job.file.media_type().clone();
         let file = Descriptor { media_type, digest: job.file.identity(), size };
-        let received = Received::begun(file, facts, fetched, resumed_bytes);
+        let received = Received::begun(file, facts, fetched.saturating_add(from_peers), resumed_bytes);
         // From a stream of the whole file, only the start has been read.
         let read = parts.first().map_or(0, |(_, bytes)| bytes.len() as u64);
         let whole = whole.map(|stream| (stream, read));

@@ -90,6 +90,15 @@ impl IndexedBlobs {
         Ok(stored.into_iter().filter_map(candidate).collect())
     }
 
+    /// The planned blobs of which nothing has arrived, with their digests and sizes.
+    pub(super) fn missing(&self, assembler: &Assembler) -> Vec<(usize, Digest, u64)> {
+        let stored = assembler.stored();
+        let size = |blob: usize| assembler.plan().blobs().get(blob).map_or(0, |planned| planned.size);
+        let is_missing = |blob: usize| !stored.contains_key(&blob) && assembler.is_untouched(blob);
+        let missing = self.blobs.iter().filter(|(blob, _)| is_missing(**blob));
+        missing.map(|(blob, digest)| (*blob, *digest, size(*blob))).collect()
+    }
+
     /// Uses the bytes between tensors as they are in the index, so that none is requested for itself.
     pub(super) fn write_literals(&self, assembler: &Assembler) -> Result<(), StoreError> {
         self.literals.iter().try_for_each(|(offset, bytes)| assembler.write(*offset, bytes))

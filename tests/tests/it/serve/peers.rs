@@ -89,6 +89,33 @@ fn upstream_sends_each_file_once_to_three_machines_that_are_peers() {
     assert_eq!(asked(&upstream), blobs, "all files come from peers");
 }
 
+/// The model's file at the registry, with its tensor index, as a push of blobd leaves them.
+fn push_to(upstream: &FakeRegistry, model: &ModelFile, tag: &str) -> Vec<u8> {
+    let pusher = Machine::new("");
+    let path = model.write_to(pusher.folder.path(), "model.gguf");
+    pusher.blobd.run(["import", path.to_str().unwrap(), "--name", tag]).succeeds();
+    let to = upstream.name(&format!("library/{tag}"));
+    pusher.blobd.run(["push", tag, &to]).succeeds();
+    model.bytes()
+}
+
+#[test]
+fn tensors_that_a_peer_has_of_a_relative_are_not_requested_from_the_registry() {
+    let upstream = FakeRegistry::start().unwrap();
+    let old = ModelFile::dense_of(1, 4, 128);
+    let new = old.clone().with_changed(&old.tensors[0].name);
+    let old = push_to(&upstream, &old, "tiny:old");
+    let new = push_to(&upstream, &new, "tiny:latest");
+    let peer = Site::start_with(&mirrors(&upstream));
+    peer.daemon.command().run(["pull", "tiny:old"]).succeeds();
+    let (before, served) = (upstream.bytes_served(), upstream.requests().len());
+    let machine = Machine::new(&(mirrors(&upstream) + &peers(&[format!("http://{}", peer.address)])));
+    machine.pull().succeeds();
+    assert!(machine.exported() == new && new != old);
+    let moved = upstream.bytes_served() - before;
+    assert!(moved < new.len() as u64 / 2, "{moved} of {}: {:?}", new.len(), &upstream.requests()[served..]);
+}
+
 #[test]
 fn peer_that_fails_costs_neither_the_model_nor_its_bytes() {
     let file = ModelFile::dense(2).bytes();

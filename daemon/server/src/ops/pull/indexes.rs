@@ -70,14 +70,13 @@ impl<'p> Indexes<'p> {
         read.inspect_err(|error| tracing::debug!("{digest}: no recipe: {error}")).ok()
     }
 
-    /// Whether a file has tensors that the store may have.
+    /// Whether a file has tensors that the store or a peer may have.
     fn may_help(&self, file: &RemoteFile) -> bool {
         let media_type = file.media_type();
         let has_tensors = media_type.holds_tensors() && media_type.archive_of_weights().is_none();
         let is_large = file.size() >= TensorIndex::MIN_FILE_BYTES;
-        has_tensors
-            && is_large
-            && self.pull.store.names().all_summaries().is_ok_and(|models| !models.is_empty())
+        let has_models = || self.pull.store.names().all_summaries().is_ok_and(|models| !models.is_empty());
+        has_tensors && is_large && (self.pull.registry.has_peers() || has_models())
     }
 
     fn index(&self, reference: &Reference) -> Option<&TensorIndex> {
