@@ -189,6 +189,10 @@ pub struct ImportFile {
     /// whole of its descriptor.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub offset: u64,
+    /// Whether its descriptor is a pipe, which has exactly these `size` bytes. They are read once, in order, so a file that
+    /// `was_read` is read again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stream: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]

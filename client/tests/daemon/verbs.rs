@@ -292,6 +292,7 @@ fn import_listed(wants: &'static [(u32, u32)]) -> (Result<Imported, ClientError>
         digest: None,
         was_read: false,
         offset: 0,
+        stream: false,
     };
     let params = ImportParams { files: (0..20).map(file).collect(), ..ImportParams::new("tiny") };
     let mut opened = Vec::new();
@@ -347,6 +348,7 @@ fn file_that_cannot_be_opened_ends_the_import_with_its_error() {
         digest: None,
         was_read: false,
         offset: 0,
+        stream: false,
     };
     let params = ImportParams { files: vec![file], ..ImportParams::new("tiny") };
     let client = client_of(|call: Call| {

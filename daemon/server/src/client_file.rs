@@ -72,8 +72,8 @@ pub(crate) struct ClientFile {
     received: Range<usize>,
     /// Among these.
     selected: u16,
-    /// Where the content of the selected file begins in its descriptor.
-    offset: u64,
+    /// Where the content of the selected file begins in its descriptor; `None` if that is a pipe.
+    offset: Option<u64>,
     /// How many of the first files stay open when further ones are received.
     kept: usize,
     /// How the further files of a list are requested.
@@ -85,8 +85,8 @@ pub(crate) struct ClientFile {
 /// The files that the client has listed, and whose descriptors it sends when they are wanted.
 #[derive(Debug)]
 pub(crate) struct FileList {
-    /// Where the content of each begins in its descriptor.
-    pub(crate) offsets: Vec<u64>,
+    /// Where the content of each begins in its descriptor; `None` for a pipe.
+    pub(crate) places: Vec<Option<u64>>,
     /// Has the client told which files are wanted: the first, and how many.
     pub(crate) want: UnboundedSender<(u32, u32)>,
     /// Why the client's connection is to be closed.
@@ -118,7 +118,7 @@ impl ClientFile {
             lent,
             received,
             selected: 0,
-            offset: 0,
+            offset: Some(0),
             kept: 0,
             list: None,
             cancelled,
@@ -156,11 +156,11 @@ impl ClientFile {
     fn receive_next(&mut self) -> io::Result<()> {
         let Some(list) = &self.list else { return Err(io::ErrorKind::InvalidInput.into()) };
         let start = self.received.end;
-        let next = start..list.offsets.len().min(start.saturating_add(MAX_WANTED_FILES));
+        let next = start..list.places.len().min(start.saturating_add(MAX_WANTED_FILES));
         let (first, count) = (u32::try_from(next.start), u32::try_from(next.len()));
         let wanted = (first.map_err(io::Error::other)?, count.map_err(io::Error::other)?);
         list.want.send(wanted).map_err(|_closed| client_has_gone())?;
-        let (is_last, refusal) = (next.end == list.offsets.len(), Arc::clone(&list.refusal));
+        let (is_last, refusal) = (next.end == list.places.len(), Arc::clone(&list.refusal));
         self.receive_range(next, is_last)?.map_err(|found| {
             // There is only one.
             let _ = refusal.set(found);
@@ -209,10 +209,17 @@ impl FileSource for ClientFile {
     fn request(&mut self, range: Range<u64>) -> io::Result<()> {
         let slot = self.empty.recv().map_err(io::Error::other)?;
         let length = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
-        let offset = self.offset.checked_add(range.start).ok_or(io::ErrorKind::InvalidInput)?;
+        let offset = match self.offset {
+            Some(offset) => Some(offset.checked_add(range.start).ok_or(io::ErrorKind::InvalidInput)?),
+            None => None,
+        };
         self.send(Request::Read { file: self.selected, slot: slot.0, offset, length })?;
         self.lent.push_back(slot);
         Ok(())
+    }
+
+    fn is_stream(&self) -> bool {
+        self.offset.is_none()
     }
 
     fn receive(&mut self) -> io::Result<Bytes> {
@@ -234,8 +241,8 @@ impl ImportSource for ClientFile {
         }
         let place = number.checked_sub(self.received.start).filter(|_| number < self.received.end);
         self.selected = u16::try_from(place.ok_or(io::ErrorKind::InvalidInput)?).map_err(io::Error::other)?;
-        let offset = self.list.as_ref().and_then(|list| list.offsets.get(number));
-        self.offset = offset.copied().unwrap_or_default();
+        let place = self.list.as_ref().and_then(|list| list.places.get(number));
+        self.offset = place.copied().unwrap_or(Some(0));
         Ok(())
     }
 

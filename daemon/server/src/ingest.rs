@@ -23,6 +23,11 @@ pub trait FileSource: Send {
 
     /// Waits for the range that was requested first. It is shorter if the file ends in it.
     fn receive(&mut self) -> io::Result<Bytes>;
+
+    /// Whether each byte can be received only once. Ranges are then requested in order, without gaps.
+    fn is_stream(&self) -> bool {
+        false
+    }
 }
 
 /// The file to be ingested cannot be read. That is the fault of the file or of its file system, not of blobd.
@@ -113,6 +118,8 @@ pub(crate) fn begin_file<'f>(
     };
     content.header = header.as_deref().map(|header| KnownHeader::new(header.bytes()));
     content.is_begun = true;
+    content.start = std::mem::take(&mut content.received).into();
+    content.known = content.start.len() as u64;
     Ok(BegunFile { content, header, plan })
 }
 
@@ -187,7 +194,7 @@ fn ingest_small(ingest: &mut Ingest, mut content: Content<'_>) -> Result<Ingeste
 }
 
 /// Reserves space for the file. If it does not fit as a whole, finds the parts that are stored and reserves space for the
-/// others only; returns the digests of the stored parts.
+/// others only; returns the digests of the stored parts. A stream cannot be read for that: its parts take space one by one.
 fn admit(
     ingest: &Ingest,
     plan: &SplitPlan,
@@ -196,6 +203,11 @@ fn admit(
     let blobs = own_blobs(plan);
     let sizes = blobs.clone().map(|(_, blob)| blob.size);
     ingest.expect_record(recipe_bytes(plan));
+    if content.is_stream {
+        announce(ingest, plan, sizes.clone());
+        ingest.admit(sizes)?;
+        return Ok(BTreeMap::new());
+    }
     if ingest.admit_now(sizes.clone())? {
         announce(ingest, plan, sizes);
         return Ok(BTreeMap::new());
@@ -385,6 +397,13 @@ struct Content<'c> {
     /// The header that the first bytes must still be.
     header: Option<KnownHeader>,
     progress: &'c mut dyn FnMut(u64, u64),
+    is_stream: bool,
+    /// What was received of a stream until its header was complete.
+    received: Vec<u8>,
+    /// The same afterwards; it is received again. Empty when all of it was.
+    start: Bytes,
+    /// How long that is.
+    known: u64,
     /// Whether bytes are read only to be compared with the store.
     is_comparing: bool,
     compared: u64,
@@ -395,7 +414,37 @@ impl<'c> Content<'c> {
     fn new(source: &'c mut dyn FileSource, size: u64, progress: &'c mut dyn FnMut(u64, u64)) -> Self {
         let (requested, is_begun, header) = (VecDeque::new(), false, None);
         let (is_comparing, compared, to_compare) = (false, 0, 0);
-        Self { source, size, requested, is_begun, header, progress, is_comparing, compared, to_compare }
+        Self {
+            is_stream: source.is_stream(),
+            source,
+            size,
+            requested,
+            is_begun,
+            header,
+            progress,
+            received: Vec::new(),
+            start: Bytes::new(),
+            known: 0,
+            is_comparing,
+            compared,
+            to_compare,
+        }
+    }
+
+    /// Receives the next range, of which a stream may have given the first bytes already.
+    fn receive_range(&mut self, range: &Range<u64>) -> io::Result<Bytes> {
+        let known = range_of(&self.start, range);
+        if range.end >= self.start.len() as u64 {
+            self.start = Bytes::new();
+        }
+        if known.len() as u64 == range.end.saturating_sub(range.start) && !known.is_empty() {
+            return Ok(known);
+        }
+        let bytes = self.source.receive()?;
+        if self.is_stream && !self.is_begun {
+            self.received.extend_from_slice(&bytes);
+        }
+        Ok(if known.is_empty() { bytes } else { [known, bytes].concat().into() })
     }
 
     fn report(&mut self, range: &Range<u64>) {
@@ -405,6 +454,12 @@ impl<'c> Content<'c> {
         let stored = if self.is_comparing { 0 } else { range.end };
         (self.progress)(self.compared.saturating_add(stored), self.to_compare.saturating_add(self.size));
     }
+}
+
+/// The bytes of a range that are among the first bytes of a file.
+fn range_of(start: &Bytes, range: &Range<u64>) -> Bytes {
+    let place = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(start.len());
+    start.slice(place(range.start)..place(range.end))
 }
 
 /// A header that was parsed. Its digest replaces its bytes, which a file of many tensors leaves no memory for.
@@ -446,12 +501,16 @@ impl RangeSource for Content<'_> {
 
     fn request(&mut self, range: Range<u64>) -> Result<(), IngestError> {
         self.requested.push_back(range.clone());
-        self.source.request(range).map_err(IngestError::Source)
+        let start = range.start.max(self.known);
+        if start >= range.end && self.known > 0 {
+            return Ok(());
+        }
+        self.source.request(start..range.end).map_err(IngestError::Source)
     }
 
     fn receive(&mut self) -> Result<Bytes, IngestError> {
         let range = self.requested.pop_front().unwrap_or_default();
-        let bytes = self.source.receive().map_err(IngestError::Source)?;
+        let bytes = self.receive_range(&range).map_err(IngestError::Source)?;
         let found = range.start.saturating_add(bytes.len() as u64);
         if found != range.end {
             return Err(IngestError::Truncated { found, expected: self.size });

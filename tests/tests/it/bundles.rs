@@ -81,6 +81,152 @@ fn archive_is_loaded_from_a_pipe() {
     has_model(&other.command(), "copy:q8", &models[1], other.scratch());
 }
 
+/// Runs `load -` with these bytes in a pipe, which is closed afterwards.
+fn load_piped(daemon: &TestDaemon, bytes: &[u8], more: &[&str]) -> command::Run {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let mut load = daemon.command().command();
+    load.args(["load", "-"]).args(more).stdin(Stdio::from(reader));
+    // No temporary file can be made.
+    load.env("TMPDIR", daemon.scratch().join("absent"));
+    std::thread::scope(|scope| {
+        // Fails if the rest is not read.
+        scope.spawn(move || writer.write_all(bytes));
+        let run = command::run(&mut load);
+        // It has the reading end.
+        drop(load);
+        run
+    })
+}
+
+#[test]
+fn archive_from_a_pipe_is_stored_as_it_comes_without_a_temporary_file() {
+    let (daemon, models) = daemon_with_two();
+    let archive = daemon.scratch().join("all.tar");
+    daemon.command().run(["save", "*", "-o", text(&archive)]).succeeds();
+    let bytes = fs::read(&archive).unwrap();
+    let other = TestDaemon::start();
+    let listed = load_piped(&other, &bytes, &["--list", "--json"]).succeeds().json();
+    assert_eq!(listed["models"].as_array().unwrap().len(), 2);
+    let loaded = load_piped(&other, &bytes, &["--json"]).succeeds().json();
+    assert_eq!(loaded["loaded"].as_array().unwrap().len(), 2, "{loaded}");
+    for (model, name) in models.iter().zip(["team/one:q4", "two:Q8_0"]) {
+        has_model(&other.command(), name, model, other.scratch());
+        assert_eq!(digest_of(&other.command(), name), digest_of(&daemon.command(), name));
+    }
+    let physical = |daemon: &TestDaemon| {
+        daemon.command().run(["df", "--json"]).succeeds().json()["physical_bytes"].clone()
+    };
+    assert_eq!(physical(&other), physical(&daemon), "what they share is stored once");
+    // One that is there already, and a model whose name another one has.
+    load_piped(&other, &bytes, &[]).succeeds();
+    other.command().run(["rm", "two:Q8_0"]).succeeds();
+    other.command().run(["tag", "team/one:q4", "two:Q8_0"]).succeeds();
+    let run = load_piped(&other, &bytes, &["--json"]);
+    assert_eq!((run.code, run.json()["failed"].as_array().unwrap().len()), (1, 1), "{}", run.stderr);
+}
+
+#[test]
+fn file_of_several_models_and_an_index_at_the_end_are_loaded_from_a_pipe() {
+    let (daemon, models) = daemon_with_two();
+    daemon.command().run(["edit", "two:Q8_0", "three:y", "--template-layer", "{{ .Prompt }}"]).succeeds();
+    let folder = daemon.scratch().join("layout");
+    daemon.command().run(["save", "*", "-o", &format!("{}/", folder.display())]).succeeds();
+    let archive = daemon.scratch().join("all.tar");
+    daemon.command().run(["save", "*", "-o", text(&archive)]).succeeds();
+    let mut files: Vec<(String, Vec<u8>)> = Vec::new();
+    for entry in fs::read_dir(folder.join("blobs/sha256")).unwrap() {
+        let entry = entry.unwrap();
+        let name = format!("blobs/sha256/{}", entry.file_name().into_string().unwrap());
+        files.push((name, fs::read(entry.path()).unwrap()));
+    }
+    files.sort();
+    files.push(("index.json".to_owned(), fs::read(folder.join("index.json")).unwrap()));
+    let index_last = daemon.scratch().join("index-last.tar");
+    let listed: Vec<_> = files.iter().map(|(name, content)| (name.as_str(), content.as_slice())).collect();
+    self::archive(&index_last, &listed);
+    for source in [&archive, &index_last] {
+        let other = TestDaemon::start();
+        let mut load = other.command().command();
+        let mut cat = std::process::Command::new("cat").arg(source).stdout(Stdio::piped()).spawn().unwrap();
+        load.args(["load", "-"]).stdin(cat.stdout.take().unwrap());
+        let run = command::run(&mut load).succeeds();
+        cat.wait().unwrap();
+        assert_eq!(
+            run.stderr.contains("its index does not come first"),
+            source == &index_last,
+            "{}",
+            run.stderr
+        );
+        for (name, model) in [("team/one:q4", &models[0]), ("two:Q8_0", &models[1]), ("three:y", &models[1])]
+        {
+            has_model(&other.command(), name, model, other.scratch());
+        }
+    }
+}
+
+#[test]
+fn pipe_that_ends_early_or_has_wrong_bytes_leaves_nothing() {
+    let (daemon, _) = daemon_with_two();
+    let whole = daemon.scratch().join("whole.tar");
+    daemon.command().run(["save", "two:Q8_0", "-o", text(&whole)]).succeeds();
+    let bytes = fs::read(&whole).unwrap();
+    let other = TestDaemon::start();
+    let refused = |bytes: &[u8], what: &str| {
+        let run = load_piped(&other, bytes, &[]);
+        assert_ne!(run.code, 0, "{what}");
+        assert!(run.stderr.contains("blobd: ") && !run.stderr.contains("panic"), "{what}: {}", run.stderr);
+        let listed = other.command().run(["ls", "--json"]).succeeds().json();
+        assert_eq!(listed["models"], json!([]), "{what}");
+        run
+    };
+    // Just before the end, and then at every fraction.
+    let ends = [1, 511, 512, 513, 1023, 1024, 1025].map(|missing| bytes.len() - missing);
+    for length in (0..20).map(|twentieth| bytes.len() / 20 * twentieth).chain(ends) {
+        let run = refused(&bytes[..length], &format!("the first {length} bytes"));
+        assert!(run.stderr.contains("its end is missing"), "{length}: {}", run.stderr);
+    }
+    let mut reader = TarReader::new(bytes.len() as u64);
+    while let Some(wanted) = reader.wanted() {
+        let range = usize::try_from(wanted.start).unwrap()..usize::try_from(wanted.end).unwrap();
+        reader.push(&bytes[range]).unwrap();
+    }
+    for file in reader.files().iter().filter(|file| file.path != "oci-layout") {
+        for place in [file.offset - 512, file.offset + file.size / 2, file.offset + file.size - 1] {
+            let mut changed = bytes.clone();
+            changed[usize::try_from(place).unwrap()] ^= 1;
+            refused(&changed, &format!("{} at {place}", file.path));
+        }
+    }
+    let blobs = fs::read_dir(other.root().join("blobs")).map_or(0, Iterator::count);
+    assert_eq!(blobs, 0, "nothing is left of what was refused");
+    assert!(names(&other.root().join("staging")).is_empty());
+}
+
+#[test]
+fn load_that_is_killed_while_it_reads_a_pipe_leaves_nothing() {
+    let (daemon, models) = daemon_with_two();
+    let whole = daemon.scratch().join("whole.tar");
+    daemon.command().run(["save", "two:Q8_0", "-o", text(&whole)]).succeeds();
+    let bytes = fs::read(&whole).unwrap();
+    let other = TestDaemon::start();
+    for tenth in 1..10 {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let mut load = other.command().command();
+        let load =
+            load.args(["load", "-"]).stdin(Stdio::from(reader)).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut load = load.spawn().unwrap();
+        writer.write_all(&bytes[..bytes.len() / 10 * tenth]).unwrap();
+        load.kill().unwrap();
+        load.wait().unwrap();
+    }
+    load_piped(&other, &bytes, &[]).succeeds();
+    has_model(&other.command(), "two:Q8_0", &models[1], other.scratch());
+    other.command().run(["rm", "two:Q8_0"]).succeeds();
+    other.command().run(["gc"]).succeeds();
+    assert_eq!(fs::read_dir(other.root().join("blobs")).map_or(0, Iterator::count), 0);
+    assert!(names(&other.root().join("staging")).is_empty());
+}
+
 #[test]
 fn folder_of_a_model_keeps_its_paths() {
     let daemon = TestDaemon::start();

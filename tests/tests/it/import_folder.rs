@@ -24,6 +24,7 @@ fn listing<'f>(name: &str, files: impl IntoIterator<Item = (&'f str, u64)>) -> I
         digest: None,
         was_read: false,
         offset: 0,
+        stream: false,
     };
     ImportParams { files: files.into_iter().map(file).collect(), ..ImportParams::new(name) }
 }

@@ -329,7 +329,15 @@ fn import_list(
         let read = listed.and_then(|listed| reading.digest(listed));
         let read = read.filter(|read| noted.is_none_or(|noted| noted == *read));
         let (path, size, component) = (file.path.clone(), file.size, file.component);
-        ImportFile { path, size, component, digest: read.or(noted), was_read: read.is_some(), offset: 0 }
+        ImportFile {
+            path,
+            size,
+            component,
+            digest: read.or(noted),
+            was_read: read.is_some(),
+            offset: 0,
+            stream: false,
+        }
     };
     let request = ImportParams {
         name: params.name.clone(),

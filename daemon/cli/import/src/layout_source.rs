@@ -1,18 +1,18 @@
-//! An OCI image layout to load models from: a tar archive, a folder, or a stream that is copied into a temporary file.
+//! An OCI image layout to load models from: a tar archive or a folder. `layout_stream` reads one that arrives as a stream.
 //!
 //! Nothing in it is trusted: the index and the manifests have limits, and the daemon checks the digest of each file that it
 //! stores.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Write as _};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use blobd_cli_common::progress::Bar;
 use blobd_cli_common::{file_error, internal};
 use blobd_store_format::archive::{TarError, TarReader};
+use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::index::{LayoutModel, ManifestIndex};
 use blobd_store_format::manifest::Manifest;
 
@@ -37,42 +37,32 @@ enum Files {
 pub(crate) type ReadModel = (LayoutModel, Result<Manifest, ErrorBody>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Member {
-    offset: u64,
-    size: u64,
+pub(crate) struct Member {
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
 }
 
 impl LayoutSource {
     /// The most files of an archive: those of some hundred models.
-    const MAX_MEMBERS: usize = 100_000;
+    pub(crate) const MAX_MEMBERS: usize = 100_000;
     /// The most bytes of the index, which has at most 1,024 entries.
-    const MAX_INDEX_BYTES: u64 = 1 << 20;
+    pub(crate) const MAX_INDEX_BYTES: u64 = 1 << 20;
 
-    /// Reads what there is at a path. A pipe is copied into a temporary file first.
-    pub(crate) fn open(path: &Path, bar: &Bar) -> Result<Self, ErrorBody> {
-        let name = path.display().to_string();
-        let failed = |error: io::Error| file_error(&name, &error);
-        let metadata = path.metadata().map_err(failed)?;
-        if metadata.is_dir() {
-            let files = Files::Folder(Folder::list(path, Links::Inside)?);
-            return Ok(Self { name, files });
-        }
-        let file = File::open(path).map_err(failed)?;
-        Self::from_file(name, file, bar)
+    /// Reads a folder.
+    pub(crate) fn from_folder(path: &Path) -> Result<Self, ErrorBody> {
+        let files = Files::Folder(Folder::list(path, Links::Inside)?);
+        Ok(Self { name: path.display().to_string(), files })
     }
 
-    /// Reads an archive from standard input.
-    pub(crate) fn from_stdin(bar: &Bar) -> Result<Self, ErrorBody> {
-        let name = "standard input".to_owned();
-        let stdin = rustix::io::dup(io::stdin()).map_err(|error| file_error(&name, &error.into()))?;
-        Self::from_file(name, File::from(stdin), bar)
-    }
-
-    fn from_file(name: String, file: File, bar: &Bar) -> Result<Self, ErrorBody> {
-        let metadata = file.metadata().map_err(|error| file_error(&name, &error))?;
-        let archive = if metadata.is_file() { file } else { copied(&name, file, bar)? };
+    /// Reads an archive that is a file.
+    pub(crate) fn from_archive(name: String, archive: File) -> Result<Self, ErrorBody> {
         let members = members(&name, &archive)?;
-        Ok(Self { name, files: Files::Archive { archive, members } })
+        Ok(Self::from_members(name, archive, members))
+    }
+
+    /// The files that are in `archive` at these places.
+    pub(crate) fn from_members(name: String, archive: File, members: BTreeMap<String, Member>) -> Self {
+        Self { name, files: Files::Archive { archive, members } }
     }
 
     /// The models that the index lists.
@@ -100,13 +90,7 @@ impl LayoutSource {
         let digest = listed.manifest.digest;
         self.check_member(digest, listed.manifest.size, "manifest")?;
         let raw = self.read(&ManifestIndex::layout_blob_path(digest), Manifest::MAX_BYTES)?;
-        let found = Digest::of(&raw);
-        if found != digest {
-            let what = format!("wrong digest of a manifest: expected {digest}, found {found}");
-            return Err(self.invalid(&what));
-        }
-        let manifest = Manifest::parse(raw)
-            .map_err(|error| self.invalid(&format_args!("manifest {digest}: {error}")))?;
+        let manifest = checked_manifest(&self.name, &listed.manifest, raw)?;
         manifest.files().try_for_each(|file| self.check_member(file.digest, file.size, "file"))?;
         Ok(manifest)
     }
@@ -171,46 +155,44 @@ impl LayoutSource {
     }
 
     fn invalid(&self, what: &dyn std::fmt::Display) -> ErrorBody {
-        let body = ErrorBody::new(ErrorCode::InvalidInput, format!("{}: {what}", self.name));
-        body.with_hint(COPY_AGAIN)
+        invalid_layout(&self.name, what)
     }
+}
+
+/// A manifest with the digest and the size that the index says.
+pub(crate) fn checked_manifest(name: &str, listed: &Descriptor, raw: Vec<u8>) -> Result<Manifest, ErrorBody> {
+    let (digest, found) = (listed.digest, Digest::of(&raw));
+    if raw.len() as u64 != listed.size {
+        let (expected, found) = (listed.size, raw.len());
+        let what = format!("wrong size of manifest {digest}: expected {expected}, found {found}");
+        return Err(invalid_layout(name, &what));
+    }
+    if found != digest {
+        let what = format!("wrong digest of a manifest: expected {digest}, found {found}");
+        return Err(invalid_layout(name, &what));
+    }
+    Manifest::parse(raw).map_err(|error| invalid_layout(name, &format_args!("manifest {digest}: {error}")))
+}
+
+pub(crate) fn invalid_layout(name: &str, what: &dyn std::fmt::Display) -> ErrorBody {
+    ErrorBody::new(ErrorCode::InvalidInput, format!("{name}: {what}")).with_hint(COPY_AGAIN)
+}
+
+pub(crate) fn not_an_archive(name: &str, error: &TarError) -> ErrorBody {
+    let hint = match error {
+        TarError::Outside { .. } => COPY_AGAIN,
+        _ => {
+            "expected an archive as `blobd save` writes it, not compressed; `blobd import` takes model files"
+        }
+    };
+    ErrorBody::new(ErrorCode::InvalidInput, format!("{name}: {error}")).with_hint(hint)
 }
 
 const COPY_AGAIN: &str = "copy it again, and compare the sizes";
 
-/// Copies a stream into a temporary file without a name, in the folder that `TMPDIR` names.
-fn copied(name: &str, mut stream: File, bar: &Bar) -> Result<File, ErrorBody> {
-    const STEP_BYTES: usize = 1 << 20;
-    let temporary = |error: io::Error| {
-        let folder = std::env::temp_dir().display().to_string();
-        let body = file_error(&folder, &error);
-        body.with_hint(format!("{name} is copied there first; TMPDIR names another folder"))
-    };
-    let mut file = tempfile::tempfile().map_err(temporary)?;
-    let (mut buffer, mut copied) = (vec![0; STEP_BYTES], 0_u64);
-    loop {
-        let length = stream.read(&mut buffer).map_err(|error| file_error(name, &error))?;
-        if length == 0 {
-            return Ok(file);
-        }
-        file.write_all(buffer.get(..length).unwrap_or_default()).map_err(temporary)?;
-        copied = copied.saturating_add(length as u64);
-        bar.set(copied, 0);
-    }
-}
-
 /// Finds the files of an archive by its headers.
 fn members(name: &str, archive: &File) -> Result<BTreeMap<String, Member>, ErrorBody> {
     let failed = |error: io::Error| file_error(name, &error);
-    let invalid = |error: TarError| {
-        let hint = match error {
-            TarError::Outside { .. } => COPY_AGAIN,
-            _ => {
-                "expected an archive as `blobd save` writes it, not compressed; `blobd import` takes model files"
-            }
-        };
-        ErrorBody::new(ErrorCode::InvalidInput, format!("{name}: {error}")).with_hint(hint)
-    };
     let size = archive.metadata().map_err(failed)?.len();
     let mut reader = TarReader::new(size).with_max_files(LayoutSource::MAX_MEMBERS);
     let mut is_ended = false;
@@ -219,7 +201,7 @@ fn members(name: &str, archive: &File) -> Result<BTreeMap<String, Member>, Error
         let mut bytes = vec![0; length];
         archive.read_exact_at(&mut bytes, wanted.start).map_err(failed)?;
         is_ended = bytes.iter().all(|byte| *byte == 0);
-        reader.push(&bytes).map_err(invalid)?;
+        reader.push(&bytes).map_err(|error| not_an_archive(name, &error))?;
     }
     if !is_ended {
         let what = format!("{name}: archive of {size} bytes: its end is missing");

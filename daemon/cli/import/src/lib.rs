@@ -16,7 +16,8 @@
 //! - Into the store: [`import`]; its files are read from a local folder, several at a time with `parallel`.
 //! - Models that other programs have: [`other_stores`], with one module per layout.
 //! - Out of the store: [`export`].
-//! - For machines without a network: [`save`] and [`load`], which reads a `layout_source`.
+//! - For machines without a network: [`save`] and [`load`], which reads a `layout_source`, or a `layout_stream` from a
+//!   `tar_stream`.
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
@@ -31,7 +32,9 @@ pub(crate) use blobd_cli_common::local_folder;
 pub mod export;
 pub mod import;
 mod layout_source;
+mod layout_stream;
 pub mod load;
 pub mod other_stores;
 mod parallel;
 pub mod save;
+mod tar_stream;

@@ -28,11 +28,11 @@ pub(super) enum Request {
     Inspect {
         file: u16,
     },
-    /// The bytes of a file from `offset` on, in a slot of the shared memory.
+    /// The bytes of a file from `offset` on, or without one the next bytes of a pipe, in a slot of the shared memory.
     Read {
         file: u16,
         slot: usize,
-        offset: u64,
+        offset: Option<u64>,
         length: usize,
     },
 }
@@ -124,7 +124,8 @@ mod tests {
         for note in [Note::Received, refused, Note::Facts(longest), read, Note::Failed(i32::MIN)] {
             assert_eq!(decode(&encode(&note).unwrap()), Some(note));
         }
-        let read = Request::Read { file: u16::MAX, slot: usize::MAX, offset: u64::MAX, length: usize::MAX };
+        let read =
+            Request::Read { file: u16::MAX, slot: usize::MAX, offset: Some(u64::MAX), length: usize::MAX };
         let receive = Request::Receive { first: u32::MAX, count: u8::MAX, is_last: false, keeps: false };
         for request in [Request::Inspect { file: u16::MAX }, receive, read] {
             assert_eq!(decode(&encode(&request).unwrap()), Some(request));

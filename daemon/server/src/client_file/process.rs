@@ -78,9 +78,12 @@ fn numbered(files: &[File], number: u16) -> io::Result<&File> {
 }
 
 /// Fills the buffer, unless the file ends earlier. Uses its own offset, because the client's descriptor
-/// shares the file's.
-fn read(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-    fill(|rest, offset| file.read_at(rest, offset), buffer, offset)
+/// shares the file's. A pipe has none.
+fn read(mut file: &File, offset: Option<u64>, buffer: &mut [u8]) -> io::Result<usize> {
+    match offset {
+        Some(offset) => fill(|rest, offset| file.read_at(rest, offset), buffer, offset),
+        None => fill(|rest, _| file.read(rest), buffer, 0),
+    }
 }
 
 fn errno(error: &io::Error) -> i32 {

@@ -57,8 +57,8 @@ pub enum OpError {
     DamagedFile { model: String, found: Digest, expected: Digest },
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    #[error("{name}: wrong kind of file: expected a regular file, found {found}")]
-    NotAFile { name: String, found: &'static str },
+    #[error("{name}: wrong kind of file: expected {expected}, found {found}")]
+    NotAFile { name: String, expected: &'static str, found: &'static str },
     #[error("{name}: wrong kind of descriptor: expected one that is open for reading, found {found}")]
     NotReadable { name: String, found: &'static str },
     #[error("model {model}: {what}; {advice}")]

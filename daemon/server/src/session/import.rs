@@ -13,7 +13,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::event::{ImportProgress, Phase, State};
 use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::pull::Imported;
-use blobd_client::protocol::request::ImportParams;
+use blobd_client::protocol::request::{ImportFile, ImportParams};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
@@ -145,8 +145,9 @@ async fn started(
     let (listed, count) = (params.files.len(), params.sidecars.len() + 1);
     let (want, next) = unbounded_channel();
     let refusal = Arc::new(OnceLock::new());
-    let offsets = params.files.iter().map(|file| file.offset).collect();
-    let list = FileList { offsets, want, refusal: Arc::clone(&refusal) };
+    let place = |file: &ImportFile| if file.stream { None } else { Some(file.offset) };
+    let places = params.files.iter().map(place).collect();
+    let list = FileList { places, want, refusal: Arc::clone(&refusal) };
     let start = move |_: &Daemon| {
         let started = ClientFile::start(connection, permit, cancelled);
         Ok(started.and_then(|mut file| {

@@ -374,6 +374,7 @@ impl Work<'_> {
                 digest: read.or(digest),
                 was_read: read.is_some(),
                 offset: 0,
+                stream: false,
             })
         };
         let manifest =

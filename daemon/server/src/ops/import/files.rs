@@ -38,6 +38,8 @@ struct File {
     size: u64,
     /// Where its content begins in its descriptor. At 0 it is all of that.
     offset: u64,
+    /// Whether its bytes come from a pipe.
+    is_stream: bool,
     /// Its metadata, if it is known already.
     inspected: Option<FileFacts>,
     /// What the manifest says about it, if there is one already.
@@ -80,6 +82,7 @@ impl Files {
             component: file.component,
             size: file.size,
             offset: file.offset,
+            is_stream: file.stream,
             inspected: None,
             described: None,
             expected: file.digest,
@@ -101,6 +104,7 @@ impl Files {
             component: None,
             size: file.size,
             offset: listed.offset,
+            is_stream: listed.stream,
             inspected: None,
             expected: Some(file.digest),
             described: Some(file.clone()),
@@ -119,8 +123,17 @@ impl Files {
             select(source, number, &name)?;
             let facts = inspect(source, &name)?;
             let (size, inspected) = (facts.size, Some(facts));
-            let (offset, described, expected, was_read) = (0, None, None, false);
-            files.push(File { name, component, size, offset, inspected, described, expected, was_read });
+            files.push(File {
+                name,
+                component,
+                size,
+                offset: 0,
+                is_stream: false,
+                inspected,
+                described: None,
+                expected: None,
+                was_read: false,
+            });
         }
         Ok(Self { files, is_list: false })
     }
@@ -215,7 +228,9 @@ impl Files {
         let is_candidate = |file: &File| self.is_list && file.may_be_shard();
         let count = self.files.iter().filter(|file| is_candidate(file)).count();
         let last = self.files.iter().rposition(is_candidate).unwrap_or_default();
-        if count < 2 || !source.keep(last.saturating_add(1)) {
+        // A stream can be read only once, so experts that are in several of its shards are stored in several blobs.
+        let is_stream = self.files.iter().any(|file| file.is_stream);
+        if count < 2 || is_stream || !source.keep(last.saturating_add(1)) {
             return Ok(reader.finish());
         }
         for (number, file) in self.files.iter().enumerate().take(last.saturating_add(1)) {
@@ -294,6 +309,7 @@ impl File {
             None => inspect(source, &self.name)?,
         };
         let is_listed = match self.offset {
+            _ if self.is_stream => true,
             0 => facts.size == self.size,
             offset => offset.checked_add(self.size).is_some_and(|end| end <= facts.size),
         };
@@ -321,7 +337,9 @@ impl File {
 
     /// The stored file with the digest that was found when this one was read. `None` if it must be read.
     fn stored(&self, ingest: &mut Ingest) -> Result<Option<(MediaType, IngestedFile)>, OpError> {
-        let Some(digest) = self.expected.filter(|_| self.was_read) else { return Ok(None) };
+        let Some(digest) = self.expected.filter(|_| self.was_read && !self.is_stream) else {
+            return Ok(None);
+        };
         let (store, size) = (Arc::clone(ingest.store()), self.size);
         let descriptor = Descriptor { media_type: self.media_type(None), digest, size };
         // Before the check, so that the file is not collected before the commit.

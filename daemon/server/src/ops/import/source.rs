@@ -84,19 +84,24 @@ impl FileFacts {
     }
 }
 
-/// Inspects the file. Refuses anything but a regular file, because it could block or never end.
+/// Inspects the file. Refuses anything but a regular file, because it could block or never end; of a stream, anything but a
+/// pipe.
 pub(super) fn inspect(source: &mut dyn ImportSource, name: &str) -> Result<FileFacts, OpError> {
     let inspected = source.inspect();
     let facts = inspected
         .map_err(|error| OpError::Ingest { name: name.to_owned(), source: IngestError::Source(error) })?;
+    let is_stream = source.is_stream();
     let found = match facts.kind() {
-        FileType::RegularFile => return readable(facts, name),
+        FileType::RegularFile if !is_stream => return readable(facts, name),
+        FileType::Fifo if is_stream => return readable(facts, name),
+        FileType::RegularFile => "a regular file",
         FileType::Directory => "a directory",
         FileType::Fifo => "a pipe",
         FileType::Socket => "a socket",
         _ => "a device",
     };
-    Err(OpError::NotAFile { name: name.to_owned(), found })
+    let expected = if is_stream { "a pipe" } else { "a regular file" };
+    Err(OpError::NotAFile { name: name.to_owned(), expected, found })
 }
 
 fn readable(facts: FileFacts, name: &str) -> Result<FileFacts, OpError> {
@@ -109,12 +114,15 @@ fn readable(facts: FileFacts, name: &str) -> Result<FileFacts, OpError> {
     Err(OpError::NotReadable { name: name.to_owned(), found })
 }
 
-/// Refuses a file that is not as it was before it was read.
+/// Refuses a file that is not as it was before it was read. Nobody reads the bytes of a stream a second time.
 pub(super) fn refuse_changed(
     source: &mut dyn ImportSource,
     name: &str,
     before: FileFacts,
 ) -> Result<(), OpError> {
+    if source.is_stream() {
+        return Ok(());
+    }
     let after = inspect(source, name)?;
     if (after.size, after.modified) == (before.size, before.modified) {
         return Ok(());
