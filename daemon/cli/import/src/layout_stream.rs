@@ -24,7 +24,7 @@ use crate::{Digest, ErrorBody};
 #[derive(Debug)]
 pub(crate) enum OpenedStream {
     /// Its models are known, and their files follow.
-    Live(LayoutStream),
+    Live(Box<LayoutStream>),
     /// It was copied into a temporary file.
     Copied(LayoutSource),
 }
@@ -71,7 +71,8 @@ impl LayoutStream {
             match entry.path.as_str() {
                 ManifestIndex::LAYOUT_PATH if copies.is_empty() => {
                     let raw = tar.read_whole(&entry, LayoutSource::MAX_INDEX_BYTES)?;
-                    return Self::with_index(tar, copies, &raw, bar).map(OpenedStream::Live);
+                    return Self::with_index(tar, copies, &raw, bar)
+                        .map(|live| OpenedStream::Live(Box::new(live)));
                 }
                 ManifestIndex::LAYOUT_MARKER_PATH => {}
                 _ => {

@@ -67,7 +67,7 @@ struct ListedModel {
 /// What there is at the path.
 enum Layout {
     Source(LayoutSource),
-    Stream(LayoutStream),
+    Stream(Box<LayoutStream>),
 }
 
 /// Stores the models, or lists them. One with a fault does not stop the others.
@@ -124,7 +124,7 @@ pub fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 enum Files {
     Source(LayoutSource),
     /// `None` if its rest is not read any more.
-    Stream(Option<LayoutStream>),
+    Stream(Option<Box<LayoutStream>>),
 }
 
 /// Opens what there is at the path. Of a stream, reads what tells its models.
@@ -226,7 +226,7 @@ impl Model<'_> {
     fn load_streamed(
         &self,
         client: &Client,
-        from: &mut Option<LayoutStream>,
+        from: &mut Option<Box<LayoutStream>>,
         is_last: bool,
     ) -> Result<Imported, ErrorBody> {
         let mut stream = from.take().ok_or_else(|| internal("load: the stream is not read any more"))?;
