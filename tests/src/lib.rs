@@ -65,4 +65,4 @@ pub mod terminal;
 pub mod verbs;
 pub mod wait;
 
-pub use blobd_fixtures::{model, proxy, registry, temp_dirs};
+pub use blobd_fixtures::{model, proxy, registry, temp_dirs, tls};

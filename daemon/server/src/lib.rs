@@ -19,7 +19,7 @@
 //! - A process: [`serve`] (start, reload, stop), [`local`] (without a daemon), `config`, `systemd`, [`client_file`] (reads
 //!   a client's file).
 //! - Requests: `server`, `socket`, `api` (routes, answers), `session` (open models), `request_record` and `audit`.
-//! - Other machines: `network`; what they may see: `offer`.
+//! - Other machines: `network`, with `tls`; what they may see: `offer`.
 //! - Users: `principal`, `access`, `quotas`, `policy`, `admission`, `limits`, `names`.
 //! - Verbs: [`ops`], one file each; [`ingest`] and [`transfer`] bring files into the store.
 //! - Numbers: `metrics`, `monitoring`.
@@ -66,6 +66,7 @@ mod state;
 mod store_access;
 mod sys;
 mod systemd;
+mod tls;
 pub mod transfer;
 mod user_set;
 mod verb_log;

@@ -38,6 +38,7 @@ use crate::monitoring::cannot_listen;
 use crate::offer::Offer;
 use crate::ops::View;
 use crate::state::Daemon;
+use crate::tls::secured;
 
 /// Clients keep connections for the next file of a model.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
@@ -103,8 +104,8 @@ impl Network {
 
 impl Server {
     fn announce(&self, address: SocketAddr) {
-        tracing::info!("models for other machines on http://{address}/");
         let offer = self.daemon.offer.get();
+        tracing::info!("models for other machines on {}://{address}/", scheme(&offer));
         if !self.is_local && offer.tokens.is_none() {
             tracing::warn!("serve.listen: everybody who can reach {address} can read models without a token");
         }
@@ -116,11 +117,9 @@ impl Server {
     }
 
     async fn serve(&self, listener: &HttpListener) {
-        let secured = |stream: tokio::net::TcpStream| async {
-            // Small answers are not kept back for more to send.
-            let _ = stream.set_nodelay(true);
-            Some(stream)
-        };
+        let daemon = Arc::clone(&self.daemon);
+        // The certificate of a connection is that of the configuration when it begins.
+        let secured = move |stream| secured(stream, daemon.offer.get().tls.clone());
         let server = self.clone();
         let respond = move |request: Request<Incoming>, client| {
             let server = server.clone();
@@ -145,7 +144,7 @@ impl Server {
         let offer = self.daemon.offer.get();
         let refused = |status, code, message: &str| Err(Box::new(oci::refusal(status, code, message)));
         let is_own = |name: &str| offer.is_own_host(name, self.is_local);
-        if check_origin_of(&request.headers, "http", is_own).is_err() {
+        if check_origin_of(&request.headers, scheme(&offer), is_own).is_err() {
             let message = "the name in the request is not one of this machine; serve.hosts lists its names";
             return refused(StatusCode::FORBIDDEN, "DENIED", message);
         }
@@ -198,6 +197,10 @@ impl Server {
         response.headers_mut().insert(SERVER, HeaderValue::from_static("blobd"));
         response
     }
+}
+
+fn scheme(offer: &Offer) -> &'static str {
+    if offer.tls.is_some() { "https" } else { "http" }
 }
 
 fn is_authorized(offer: &Offer, request: &Parts, record: &mut AccessRecord) -> bool {

@@ -14,6 +14,7 @@ use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::reference::Reference;
 
 use crate::principal::Principal;
+use crate::tls::Tls;
 
 /// Used only if the daemon listens for other machines, which it does not by default.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +28,8 @@ pub(crate) struct Offer {
     pub(crate) tokens: Option<Tokens>,
     /// Whether the hub's API is served too.
     pub(crate) hub: bool,
+    /// The certificate; without one, connections have no TLS.
+    pub(crate) tls: Option<Tls>,
 }
 
 /// The user whose rights other machines have.

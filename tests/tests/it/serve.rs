@@ -4,6 +4,7 @@ mod clients;
 mod hub;
 mod peers;
 mod registry;
+mod tls;
 mod visibility;
 
 use std::fs;
@@ -37,8 +38,9 @@ impl Site {
         fs::write(&config, section(settings)).unwrap();
         let daemon = TestDaemon::start_at(&folder.path().join("store"), Some(&config));
         let log = daemon.log();
-        let url = log.split("models for other machines on http://").nth(1).unwrap_or_else(|| panic!("{log}"));
-        let address = url.split('/').next().unwrap().parse().unwrap();
+        let url = log.split("models for other machines on ").nth(1).unwrap_or_else(|| panic!("{log}"));
+        let address = url.split("//").nth(1).and_then(|url| url.split('/').next());
+        let address = address.unwrap_or_else(|| panic!("{log}")).parse().unwrap();
         Self { daemon, address, folder }
     }
 

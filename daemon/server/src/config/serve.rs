@@ -1,7 +1,7 @@
 //! The section `[serve]`: models for other machines.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_store_format::name_pattern::NamePattern;
@@ -16,6 +16,7 @@ use super::values::{self, Value};
 use crate::names::Names;
 use crate::offer::{Offer, Reader, Tokens};
 use crate::principal::Principal;
+use crate::tls::{Tls, TlsError};
 use crate::user_set::{Member, NameOrNumber};
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -29,6 +30,10 @@ pub(crate) struct ServeConfig {
     user: Option<Named>,
     #[serde(deserialize_with = "values::optional::<values::AbsolutePath, _>")]
     tokens: Option<PathBuf>,
+    #[serde(deserialize_with = "values::optional::<values::AbsolutePath, _>")]
+    certificate: Option<PathBuf>,
+    #[serde(deserialize_with = "values::optional::<values::AbsolutePath, _>")]
+    key: Option<PathBuf>,
     pub(crate) max_connections: usize,
     pub(crate) max_connections_per_client: usize,
 }
@@ -42,6 +47,8 @@ impl Default for ServeConfig {
             models: "*".parse().into_iter().collect(),
             user: None,
             tokens: None,
+            certificate: None,
+            key: None,
             max_connections: 256,
             max_connections_per_client: 64,
         }
@@ -84,6 +91,15 @@ impl ServeConfig {
         ] {
             in_range(key, Some(connections as u64), 1..=4096, &number)?;
         }
+        match (&self.certificate, &self.key) {
+            (Some(_), None) => {
+                return Err(Refusal::new("serve.certificate", "expected serve.key beside it".to_owned()));
+            }
+            (None, Some(_)) => {
+                return Err(Refusal::new("serve.key", "expected serve.certificate beside it".to_owned()));
+            }
+            _ => {}
+        }
         let Some(Named { member, start }) = &self.user else { return Ok(()) };
         if !matches!(member, Member::User(_)) {
             let what = format!("expected the name or the number of a user, found {:?}", member.to_string());
@@ -92,14 +108,18 @@ impl ServeConfig {
         check_names([("serve.user", &self.user.iter().cloned().collect())].into_iter(), names)
     }
 
-    pub(super) fn values(&self) -> [(&'static str, Json); 8] {
+    pub(super) fn values(&self) -> [(&'static str, Json); 10] {
+        let path =
+            |path: &Option<PathBuf>| path.as_ref().map_or(Json::Null, |path| json!(path.to_string_lossy()));
         [
             ("serve.listen", self.listen.map_or(Json::Null, |address| json!(address.to_string()))),
             ("serve.hub", json!(self.hub)),
             ("serve.hosts", self.hosts.iter().map(|host| json!(host.0)).collect()),
             ("serve.models", json!(self.models)),
             ("serve.user", self.user.as_ref().map_or(Json::Null, |user| value(&user.member))),
-            ("serve.tokens", self.tokens.as_ref().map_or(Json::Null, |path| json!(path.to_string_lossy()))),
+            ("serve.tokens", path(&self.tokens)),
+            ("serve.certificate", path(&self.certificate)),
+            ("serve.key", path(&self.key)),
             ("serve.max_connections", json!(self.max_connections)),
             ("serve.max_connections_per_client", json!(self.max_connections_per_client)),
         ]
@@ -111,7 +131,7 @@ impl ServeConfig {
         Self { listen, max_connections, max_connections_per_client, ..self }
     }
 
-    /// Reads the file of tokens, and uses the name service if a user is named. `place_of` tells where a key is set.
+    /// Reads the files of tokens and of the certificate, and uses the name service if a user is named. `place_of` tells where a key is set.
     pub(super) fn offer(&self, place_of: impl Fn(&str) -> String) -> Result<Offer, ErrorBody> {
         let read = |path: &PathBuf| {
             Tokens::read(path).map_err(|error| {
@@ -127,7 +147,23 @@ impl ServeConfig {
             hub: self.hub,
             hosts: self.hosts.iter().map(|host| host.0.clone()).collect(),
             tokens: self.tokens.as_ref().map(read).transpose()?,
+            tls: self.tls(&place_of)?,
         })
+    }
+
+    fn tls(&self, place_of: impl Fn(&str) -> String) -> Result<Option<Tls>, ErrorBody> {
+        let (Some(certificate), Some(key)) = (&self.certificate, &self.key) else { return Ok(None) };
+        let wrong = |setting: &str, path: &Path| {
+            let at = format!("{}: {}", place_of(setting), path.display());
+            move |error: TlsError| {
+                let body = ErrorBody::new(ErrorCode::InvalidRequest, format!("{at}: {error}"));
+                body.with_hint("serve.certificate is a PEM file with the chain of certificates, and serve.key one with the key")
+            }
+        };
+        let certificates =
+            Tls::read_certificates(certificate).map_err(wrong("serve.certificate", certificate))?;
+        let read = Tls::read_key(key).map_err(wrong("serve.key", key))?;
+        Tls::new(certificates, read).map(Some).map_err(wrong("serve.key", key))
     }
 
     fn reader(&self) -> Reader {
