@@ -18,6 +18,8 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Member, Piece, Recipe, seal};
 use blobd_store_format::split::{SplitPlan, Splitter, Target};
 use blobd_store_format::tensor::TensorFormat;
+use blobd_store_format::delta::{Delta, HeaderPatch, patch};
+use blobd_store_format::inventory::Inventory;
 use blobd_store_format::tensor_index::{Referrers, TensorIndex};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -91,6 +93,7 @@ fn main() -> Result<()> {
         write("reference", name, text.as_bytes())?;
     }
     write_tensor_indexes()?;
+    write_deltas()?;
     write_frames()
 }
 
@@ -222,6 +225,23 @@ fn write_tensor_indexes() -> Result<()> {
     write("tensor_index", "index", &index)?;
     let list = Referrers::with_index(None, &descriptor(MediaType::OCI_MANIFEST, &index))?;
     write("tensor_index", "list", &list.unwrap_or_default())
+}
+
+/// Writes an inventory, the manifest of a delta, and a patch with its base.
+fn write_deltas() -> Result<()> {
+    write("delta", "inventory", &Inventory::new([Digest::of(b"a"), Digest::of(b"b")]).to_bytes())?;
+    let patch = patch::make(b"the other header, of this model's relative", b"the header, of this model's relative");
+    let digest = Digest::of(b"header");
+    let layer = Delta::patch_layer(&patch);
+    let delta = Delta {
+        manifest: Delta::manifest_layer(&manifest()?),
+        recipes: [(Digest::of(b"file"), Delta::recipe_layer(b"recipe"))].into(),
+        blobs: [(digest, Delta::blob_layer(digest, 6))].into(),
+        patches: [(digest, HeaderPatch { layer, size: 36, base: Digest::of(b"base") })].into(),
+        given: vec!["llama3:8b".to_owned()],
+    };
+    write("delta", "manifest", delta.compose()?.raw())?;
+    write("delta", "patch", &[&[36, 42][..], b"the other header, of this model's relative", &patch].concat())
 }
 
 /// Writes streams of frames, and the same as responses of a daemon, with and without descriptors.

@@ -55,6 +55,9 @@ impl ManifestIndex {
     /// Its content.
     pub const LAYOUT_MARKER: &str = r#"{"imageLayoutVersion":"1.0.0"}"#;
 
+    /// The annotation with the digest of the index without annotations. Everything else in a layout is named by its digest.
+    const LAYOUT_SUM: &str = "vnd.blobd.index.digest";
+
     /// The path of a file with this digest in an image layout.
     #[must_use]
     pub fn layout_blob_path(digest: Digest) -> String {
@@ -79,18 +82,40 @@ impl ManifestIndex {
             })
         };
         let manifests: Vec<_> = models.iter().map(entry).collect();
-        Ok(serde_json::to_vec(&serde_json::json!({
+        let mut index = serde_json::json!({
             "schemaVersion": 2,
             "mediaType": MediaType::OCI_INDEX,
             "manifests": manifests,
-        }))?)
+        });
+        let sum = Digest::of(&serde_json::to_vec(&index)?);
+        if let Some(index) = index.as_object_mut() {
+            index.insert("annotations".to_owned(), serde_json::json!({ Self::LAYOUT_SUM: sum }));
+        }
+        Ok(serde_json::to_vec(&index)?)
+    }
+
+    /// Reads the models of an image layout.
+    ///
+    /// # Errors
+    /// Also [`IndexError::Sum`] for an index that was changed after [`Self::compose_layout`], such as in a name.
+    pub fn parse_layout(raw: &[u8]) -> Result<Vec<LayoutModel>, IndexError> {
+        let index = Self::parse(raw)?;
+        let mut value: serde_json::Value = serde_json::from_slice(raw)?;
+        let annotations = value.as_object_mut().and_then(|index| index.remove("annotations"));
+        let expected = annotations.as_ref().and_then(|all| all.get(Self::LAYOUT_SUM)?.as_str()?.parse().ok());
+        let found = Digest::of(&serde_json::to_vec(&value)?);
+        match expected {
+            Some(expected) if expected != found => Err(IndexError::Sum { expected, found }),
+            // Other programs write none.
+            _ => index.into_layout_models(),
+        }
     }
 
     /// All models of an image layout.
     ///
     /// # Errors
     /// [`IndexError::TooLong`] for a manifest whose declared size is above the limit.
-    pub fn into_layout_models(self) -> Result<Vec<LayoutModel>, IndexError> {
+    fn into_layout_models(self) -> Result<Vec<LayoutModel>, IndexError> {
         let model = |mut entry: Entry| {
             let manifest = entry.manifest;
             if manifest.size > Manifest::MAX_BYTES {
@@ -162,6 +187,8 @@ pub enum IndexError {
     Json(#[from] serde_json::Error),
     #[error("index: too many manifests: expected at most {MAX_ENTRIES}, found {found}")]
     TooMany { found: usize },
+    #[error("index: it was changed: expected {expected}, found {found}")]
+    Sum { expected: Digest, found: Digest },
     #[error("index: no manifests in it")]
     Empty,
     #[error("index: several manifests, name one with @: {entries}")]
@@ -264,8 +291,13 @@ mod tests {
         };
         let models = [model("a", Some("registry.example/team/a:q4")), model("b", None)];
         let raw = ManifestIndex::compose_layout(&models).unwrap();
-        let read = ManifestIndex::parse(&raw).unwrap().into_layout_models().unwrap();
-        assert_eq!(read, models);
+        assert_eq!(ManifestIndex::parse_layout(&raw).unwrap(), models);
+        let text = String::from_utf8(raw).unwrap();
+        let renamed = text.replace("team/a:q4", "team/a:q5");
+        assert!(matches!(ManifestIndex::parse_layout(renamed.as_bytes()), Err(IndexError::Sum { .. })));
+        // Of another program.
+        let without = text.replace(ManifestIndex::LAYOUT_SUM, "x");
+        assert_eq!(ManifestIndex::parse_layout(without.as_bytes()).unwrap(), models);
         let many = vec![model("a", None); MAX_ENTRIES + 1];
         assert!(matches!(ManifestIndex::compose_layout(&many), Err(IndexError::TooMany { .. })));
     }

@@ -55,6 +55,7 @@
 
 pub mod archive;
 pub mod content_type;
+pub mod delta;
 pub mod derived_name;
 pub mod descriptor;
 pub mod digest;
@@ -69,6 +70,7 @@ pub mod git_id;
 pub mod glob;
 pub mod host;
 pub mod index;
+pub mod inventory;
 pub mod json_error;
 pub mod layout;
 pub mod manifest;

@@ -9,7 +9,7 @@ use blobd_cli_common::global::{Global, GlobalOptions};
 use blobd_cli_common::local_server::LocalServer;
 use blobd_cli_common::output::{output_written, print, print_error, print_message, print_stopped};
 use blobd_cli_common::{internal, log};
-use blobd_cli_import::{export, import, load, save};
+use blobd_cli_import::{export, import, inventory, load, save};
 use blobd_cli_mount::{exec, mount};
 use blobd_cli_show::{diff, fit, show, tensor};
 use blobd_client::process::on_interrupt;
@@ -55,6 +55,7 @@ enum Command {
     Export(export::Params),
     Save(save::Params),
     Load(load::Params),
+    Inventory(inventory::Params),
     Edit(edit::Params),
     Exec(exec::Params),
     #[command(aliases = ["list", "images"])]
@@ -213,6 +214,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Export(params) => export::run(global, &params),
         Command::Save(params) => save::run(global, &params),
         Command::Load(params) => load::run(global, &params),
+        Command::Inventory(params) => inventory::run(global, &params),
         Command::Edit(params) => edit::run(global, &params),
         Command::Ls(params) => ls::run(global, &params),
         Command::Show(params) => show::run(global, &params),

@@ -13,6 +13,7 @@ mod conformance;
 mod containers;
 mod contiguous;
 mod crash;
+mod deltas;
 mod df;
 mod df_and_ps;
 mod diff;

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use blobd_tests::command;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::filler::Filler;
 use blobd_tests::folders::ModelFolder;
@@ -56,6 +57,24 @@ fn import_that_does_not_fit_leaves_nothing() {
     let path = ModelFile::dense(1).write_to(daemon.scratch(), "small.gguf");
     daemon.command().run(["import".as_ref(), path.as_os_str()]).succeeds();
     check_blobs(&root);
+}
+
+#[test]
+fn archive_from_a_pipe_that_does_not_fit_leaves_nothing() {
+    let Some((daemon, root)) = small_daemon(1) else { return };
+    let source = TestDaemon::start();
+    let path = large_model().write_to(source.scratch(), "large.gguf");
+    source.command().run(["import", path.to_str().unwrap(), "--name", "large"]).succeeds();
+    let mut save = source.command().command();
+    let mut save = save.args(["save", "large", "-o", "-"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut load = daemon.command().command();
+    load.args(["load", "-"]).stdin(save.stdout.take().unwrap());
+    let run = command::run(&mut load);
+    // It has the reading end of the pipe.
+    drop(load);
+    save.wait().unwrap();
+    run.exits_with(6);
+    check_empty(&root);
 }
 
 #[test]

@@ -80,8 +80,7 @@ impl LayoutSource {
             return Err(body.with_hint("`blobd import` takes model files and folders of them"));
         }
         let raw = self.read(ManifestIndex::LAYOUT_PATH, Self::MAX_INDEX_BYTES)?;
-        let index = ManifestIndex::parse(&raw).and_then(ManifestIndex::into_layout_models);
-        let models = index.map_err(|error| self.invalid(&error))?;
+        let models = ManifestIndex::parse_layout(&raw).map_err(|error| self.invalid(&error))?;
         Ok(models.into_iter().map(|listed| (listed.clone(), self.manifest(&listed))).collect())
     }
 
@@ -154,7 +153,12 @@ impl LayoutSource {
         }
     }
 
-    fn invalid(&self, what: &dyn std::fmt::Display) -> ErrorBody {
+    /// Reads a file of this digest and size, of at most `most` bytes.
+    pub(crate) fn read_part(&self, part: &Descriptor, most: u64) -> Result<Vec<u8>, ErrorBody> {
+        self.read(&ManifestIndex::layout_blob_path(part.digest), most)
+    }
+
+    pub(crate) fn invalid(&self, what: &dyn std::fmt::Display) -> ErrorBody {
         invalid_layout(&self.name, what)
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! That needs the index and the manifests before the files, as `blobd save` writes them. A file that comes before it is wanted,
 //! or that a later model needs too, is copied into a temporary file. A layout whose index does not come first is copied
-//! whole.
+//! whole, and so is one with a delta, whose parts are not in the order of the files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,6 +13,7 @@ use std::sync::mpsc::Receiver;
 use blobd_cli_common::output::{human_bytes, print_message};
 use blobd_cli_common::progress::Bar;
 use blobd_cli_common::{Global, file_error, internal};
+use blobd_store_format::delta::Delta;
 use blobd_store_format::index::{LayoutModel, ManifestIndex};
 use blobd_store_format::manifest::Manifest;
 
@@ -71,8 +72,12 @@ impl LayoutStream {
             match entry.path.as_str() {
                 ManifestIndex::LAYOUT_PATH if copies.is_empty() => {
                     let raw = tar.read_whole(&entry, LayoutSource::MAX_INDEX_BYTES)?;
-                    return Self::with_index(tar, copies, &raw, bar)
-                        .map(|live| OpenedStream::Live(Box::new(live)));
+                    let live = Self::with_index(tar, copies, &raw, bar)?;
+                    return match live.models.iter().any(|(_, manifest)| manifest.as_ref().is_ok_and(is_delta))
+                    {
+                        true => live.copied_whole(&raw, bar).map(OpenedStream::Copied),
+                        false => Ok(OpenedStream::Live(Box::new(live))),
+                    };
                 }
                 ManifestIndex::LAYOUT_MARKER_PATH => {}
                 _ => {
@@ -90,8 +95,7 @@ impl LayoutStream {
     }
 
     fn with_index(mut tar: TarStream, mut copies: Copies, raw: &[u8], bar: &Bar) -> Result<Self, ErrorBody> {
-        let index = ManifestIndex::parse(raw).and_then(ManifestIndex::into_layout_models);
-        let listed = index.map_err(|error| invalid_layout(tar.name(), &error))?;
+        let listed = ManifestIndex::parse_layout(raw).map_err(|error| invalid_layout(tar.name(), &error))?;
         let path = |listed: &LayoutModel| ManifestIndex::layout_blob_path(listed.manifest.digest);
         let mut wanted: BTreeMap<String, Option<Vec<u8>>> =
             listed.iter().map(|listed| (path(listed), None)).collect();
@@ -120,6 +124,22 @@ impl LayoutStream {
             last_uses.extend(files.map(|file| (ManifestIndex::layout_blob_path(file.digest), number)));
         }
         Ok(Self { tar, copies, models, last_uses, current: 0, failure: None })
+    }
+
+    /// Copies the rest of the stream.
+    fn copied_whole(mut self, index: &[u8], bar: &Bar) -> Result<LayoutSource, ErrorBody> {
+        let manifests = self.models.iter().filter_map(|(_, manifest)| manifest.as_ref().ok());
+        let manifests =
+            manifests.map(|manifest| (ManifestIndex::layout_blob_path(manifest.digest()), manifest.raw()));
+        for (path, bytes) in manifests.chain([(ManifestIndex::LAYOUT_PATH.to_owned(), index)]) {
+            let member = Member { offset: self.copies.size, size: bytes.len() as u64 };
+            self.copies.append(self.tar.name(), bytes)?;
+            self.copies.members.insert(path, member);
+        }
+        while let Some(entry) = self.tar.next()? {
+            self.copies.add(&mut self.tar, &entry, bar)?;
+        }
+        self.copies.into_source(self.tar.name().to_owned())
     }
 
     /// The models of the index, each with its manifest.
@@ -241,6 +261,11 @@ impl LayoutStream {
         }
         Ok(())
     }
+}
+
+fn is_delta(manifest: &Manifest) -> bool {
+    // One that cannot be read is reported when it is loaded.
+    Delta::in_manifest(manifest).map_or(true, |delta| delta.is_some())
 }
 
 fn check_size(name: &str, digest: Digest, size: u64, found: Option<u64>) -> Result<(), ErrorBody> {

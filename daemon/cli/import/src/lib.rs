@@ -17,7 +17,7 @@
 //! - Models that other programs have: [`other_stores`], with one module per layout.
 //! - Out of the store: [`export`].
 //! - For machines without a network: [`save`] and [`load`], which reads a `layout_source`, or a `layout_stream` from a
-//!   `tar_stream`.
+//!   `tar_stream`; a `delta` has what a store with another [`inventory`] lacks, and `delta_source` rebuilds its files.
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
@@ -29,8 +29,11 @@ use blobd_store_format::reference::Reference;
 
 pub(crate) use blobd_cli_common::local_folder;
 
+mod delta;
+mod delta_source;
 pub mod export;
 pub mod import;
+pub mod inventory;
 mod layout_source;
 mod layout_stream;
 pub mod load;

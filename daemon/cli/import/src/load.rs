@@ -17,6 +17,7 @@ use blobd_cli_common::progress::Bar;
 use blobd_cli_common::{Global, file_error, internal, usage};
 use blobd_client::protocol::pull::Imported;
 use blobd_client::protocol::request::{ImportFile, ImportParams};
+use blobd_store_format::delta::{Delta, DeltaError};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::index::LayoutModel;
 use blobd_store_format::layout;
@@ -25,6 +26,7 @@ use blobd_store_format::reference::Reference;
 use clap::Args;
 use serde::Serialize;
 
+use crate::delta_source::DeltaSource;
 use crate::import::summary;
 use crate::layout_source::{LayoutSource, ReadModel};
 use crate::layout_stream::{FilePipe, LayoutStream, OpenedStream};
@@ -37,6 +39,7 @@ use crate::{Client, Digest, ErrorBody, ErrorCode};
   blobd load models/ --list                           the models in it; stores nothing
   blobd load tiny.tar --name tiny:copy
   ssh other blobd save llama3:8b -o - | blobd load -
+  blobd load delta.tar                                of `save --given`; the rest is in this store
 
 Other programs write such OCI image layouts too: skopeo, oras, crane. All digests are checked. From a
 pipe, files are stored as they come; an archive whose index does not come first is copied to TMPDIR.")]
@@ -60,7 +63,7 @@ pub struct Params {
 struct ListedModel {
     name: String,
     digest: Digest,
-    /// The size of all its files.
+    /// The size of all its files; of a delta, of its parts.
     size: u64,
 }
 
@@ -107,7 +110,17 @@ pub fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         let load = |manifest: Manifest| {
             let model = Model { global, params, name: &name?, manifest: &manifest, number };
             match &mut from {
-                Files::Source(source) => model.load(&connected.client, source),
+                Files::Source(source) => match delta_of(&manifest)? {
+                    Some(delta) => {
+                        let delta = DeltaSource::new(&connected.client, source, (&manifest, delta), &label)?;
+                        Model { manifest: delta.manifest(), ..model }.load_delta(
+                            &connected.client,
+                            source,
+                            &delta,
+                        )
+                    }
+                    None => model.load(&connected.client, source),
+                },
                 Files::Stream(stream) => model.load_streamed(&connected.client, stream, last == Some(number)),
             }
         };
@@ -157,7 +170,8 @@ fn list(global: &Global, params: &Params, models: Vec<ReadModel>) -> Result<(), 
     for (listed, manifest) in models {
         let model = || {
             let (name, manifest) = (name_of(params, &listed)?.short(), manifest?);
-            Ok(ListedModel { name, digest: manifest.digest(), size: manifest.size() })
+            let digest = delta_of(&manifest)?.map_or(manifest.digest(), |delta| delta.manifest.digest);
+            Ok(ListedModel { name, digest, size: manifest.size() })
         };
         if let Some(ListedModel { name, digest, size }) = batch.add(&listed.manifest.digest, model())
             && !global.json
@@ -187,6 +201,12 @@ fn name_of(params: &Params, listed: &LayoutModel) -> Result<Reference, ErrorBody
     })
 }
 
+fn delta_of(manifest: &Manifest) -> Result<Option<Delta>, ErrorBody> {
+    let invalid = |error: DeltaError| ErrorBody::new(ErrorCode::InvalidInput, error.to_string());
+    Delta::in_manifest(manifest).map_err(invalid)
+}
+
+#[derive(Clone, Copy)]
 struct Model<'m> {
     global: &'m Global,
     params: &'m Params,
@@ -220,6 +240,44 @@ impl Model<'_> {
             source.open_blob(file.digest, file.size)
         };
         self.import(client, &places, open)
+    }
+
+    /// Loads files that a thread rebuilds, each in a pipe, and those that the delta has whole.
+    fn load_delta(
+        &self,
+        client: &Client,
+        source: &LayoutSource,
+        delta: &DeltaSource<'_>,
+    ) -> Result<Imported, ErrorBody> {
+        let files = self.files();
+        let places: Vec<Place> =
+            files.iter().map(|file| delta.offset_of(file).map_or(Place::Stream, Place::At)).collect();
+        thread::scope(|scope| {
+            let (to_feeder, pipes) = channel::<FilePipe>();
+            let feeder = scope.spawn(move || {
+                pipes.iter().try_for_each(|FilePipe { digest, end, .. }| delta.write(digest, end))
+            });
+            let open = |number: usize| {
+                let (Some(file), Some(place)) = (files.get(number), places.get(number)) else {
+                    return Err(internal("load: no such file"));
+                };
+                if matches!(place, Place::At(_)) {
+                    return source.open_blob(file.digest, file.size);
+                }
+                let (reader, end) = io::pipe().map_err(internal)?;
+                // If the thread has failed, the daemon finds that the file is too short.
+                let _ = to_feeder.send(FilePipe { digest: file.digest, size: file.size, end });
+                Ok(OwnedFd::from(reader))
+            };
+            let imported = self.import(client, &places, open);
+            drop(to_feeder);
+            let fed = feeder.join().map_err(|_panic| internal("load: a thread has failed"))?;
+            match (imported, fed) {
+                // A pipe that nobody reads is not the reason.
+                (Err(_), Err(of_source)) if of_source.code != ErrorCode::Internal => Err(of_source),
+                (imported, _) => imported,
+            }
+        })
     }
 
     /// Loads the files while they arrive: each is a pipe, and a thread writes into one after the other.

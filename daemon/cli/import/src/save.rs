@@ -23,6 +23,7 @@ use blobd_store_format::manifest::Manifest;
 use clap::Args;
 use serde::Serialize;
 
+use crate::delta::{self, DeltaPlan, Given};
 use crate::export::{
     Checked, ExportPlan, NewFile, is_folder_path, open_component, write_checked, write_layer,
 };
@@ -35,6 +36,8 @@ use crate::{Client, Digest, ErrorBody, ErrorCode, Reference};
   blobd save llama3:8b 'qwen3:*' -o models.tar        a file that several models have is in it once
   blobd save llama3:8b -o models/                     the same as a folder
   blobd save llama3:8b -o - | ssh other blobd load -
+  blobd save llama3:8b-tuned --given llama3:8b -o delta.tar
+  blobd save 'qwen3:*' --given lab.inventory -o delta.tar
 
 `blobd load` reads it. It is an OCI image layout with the manifests as their registries published
 them: oras and crane read it too, and skopeo those with OCI manifests, not Ollama's.")]
@@ -42,6 +45,9 @@ pub struct Params {
     /// The models, by their names or by pattern
     #[arg(required = true, value_name = "REF|PATTERN")]
     models: Vec<ModelName>,
+    /// Save a delta: only what a store that has this model, or what this file of `blobd inventory` lists, lacks
+    #[arg(long, value_name = "REF|FILE")]
+    given: Vec<String>,
     /// The archive to write, - for standard output, or a folder, whose path ends with /
     #[arg(short, long, value_name = "PATH")]
     output: PathBuf,
@@ -69,7 +75,7 @@ struct SavedModel {
 /// Writes the models. The archive or the files of the folder get their names when all is written.
 pub fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
-    let layout = Layout::new(&connected.client, &params.models)?;
+    let layout = Layout::new(&connected.client, &params.models, &params.given)?;
     let to_stdout = params.output == Path::new("-");
     if !is_folder_path(&params.output) && !params.force {
         refuse_terminal(Some(&params.output))?;
@@ -98,6 +104,8 @@ struct Layout {
     models: Vec<(Reference, Manifest)>,
     /// In the order of the archive: the index and the manifests first, so that a reader knows what follows.
     files: Vec<LayoutFile>,
+    /// Whether only parts of the models are written.
+    is_delta: bool,
 }
 
 #[derive(Debug)]
@@ -113,20 +121,54 @@ enum Content {
     Bytes(Vec<u8>),
     /// A file of the model with this number.
     OfModel(usize),
+    /// A blob of the model with this number, and the number of its descriptor there.
+    Blob(usize, u32),
 }
 
 impl Layout {
-    fn new(client: &Client, names: &[ModelName]) -> Result<Self, ErrorBody> {
+    fn new(client: &Client, names: &[ModelName], given: &[String]) -> Result<Self, ErrorBody> {
         let model = |reference: Reference| {
             let manifest = client.manifest(&reference).map_err(client_error)?;
             Ok((reference, manifest))
         };
         let named = expand(client, names)?.into_iter();
         let models = named.map(|named| named.reference.and_then(model)).collect::<Result<Vec<_>, _>>()?;
-        Self::of(models)
+        if given.is_empty() {
+            return Self::of(models);
+        }
+        let given = Given::new(client, given)?;
+        let plan = |(reference, manifest): &(Reference, Manifest)| {
+            DeltaPlan::new(client, reference, manifest, &given)
+        };
+        let plans = models.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+        Self::of_deltas(models, plans)
     }
 
-    fn of(models: Vec<(Reference, Manifest)>) -> Result<Self, ErrorBody> {
+    fn of_deltas(models: Vec<(Reference, Manifest)>, plans: Vec<DeltaPlan>) -> Result<Self, ErrorBody> {
+        let names = models.iter().map(|(reference, _)| reference.clone());
+        let deltas = names.zip(plans.iter().map(|plan| plan.manifest.clone())).collect::<Vec<_>>();
+        let (mut files, mut seen) = Self::head(&deltas)?;
+        for (number, plan) in plans.into_iter().enumerate() {
+            let bytes = plan
+                .bytes
+                .into_iter()
+                .map(|(digest, bytes)| (digest, bytes.len() as u64, Content::Bytes(bytes)));
+            let whole = plan.files.into_iter().map(|(digest, size)| (digest, size, Content::OfModel(number)));
+            let blobs = plan.blobs.into_iter();
+            let blobs = blobs.map(|(digest, (fd, size))| (digest, size, Content::Blob(number, fd)));
+            let parts = bytes.chain(whole).chain(blobs).filter(|(digest, ..)| seen.insert(*digest));
+            files.extend(parts.map(|(digest, size, content)| LayoutFile {
+                path: ManifestIndex::layout_blob_path(digest),
+                digest,
+                size,
+                content,
+            }));
+        }
+        Ok(Self { models, files, is_delta: true })
+    }
+
+    /// The files that say what is in the layout, and the digests of those among them that models have.
+    fn head(models: &[(Reference, Manifest)]) -> Result<(Vec<LayoutFile>, BTreeSet<Digest>), ErrorBody> {
         let tags: Vec<&str> = models.iter().map(|(reference, _)| reference.tag()).collect();
         let listed = |(reference, manifest): &(Reference, Manifest)| {
             let is_only = tags.iter().filter(|tag| **tag == reference.tag()).count() == 1;
@@ -155,11 +197,16 @@ impl Layout {
             bytes(ManifestIndex::LAYOUT_PATH, &index),
         ];
         let mut seen = BTreeSet::new();
-        for (_, manifest) in &models {
+        for (_, manifest) in models {
             if seen.insert(manifest.digest()) {
                 files.push(bytes(&ManifestIndex::layout_blob_path(manifest.digest()), manifest.raw()));
             }
         }
+        Ok((files, seen))
+    }
+
+    fn of(models: Vec<(Reference, Manifest)>) -> Result<Self, ErrorBody> {
+        let (mut files, mut seen) = Self::head(&models)?;
         for (number, (_, manifest)) in models.iter().enumerate() {
             let new = manifest.files().filter(|file| seen.insert(file.digest));
             files.extend(new.map(|file| LayoutFile {
@@ -169,7 +216,7 @@ impl Layout {
                 content: Content::OfModel(number),
             }));
         }
-        Ok(Self { models, files })
+        Ok(Self { models, files, is_delta: false })
     }
 
     fn size(&self) -> u64 {
@@ -289,14 +336,17 @@ impl Source<'_> {
             Content::Bytes(bytes) => {
                 return out.write_all(bytes).map_err(|error| file_error(name, &error));
             }
-            Content::OfModel(number) => *number,
+            Content::OfModel(number) | Content::Blob(number, _) => *number,
         };
         let mut open = self.open.borrow_mut();
         let is_open = open.as_ref().is_some_and(|(of, _)| *of == number);
         if !is_open {
             let (reference, manifest) =
                 self.layout.models.get(number).ok_or_else(|| internal("save: no such model"))?;
-            let model = open_component(self.client, reference, None)?;
+            let model = match self.layout.is_delta {
+                true => delta::open(self.client, reference)?,
+                false => open_component(self.client, reference, None)?,
+            };
             if model.digest() != manifest.digest() {
                 let message = format!("{}: is another model than before", reference.short());
                 return Err(ErrorBody::new(ErrorCode::Busy, message).with_hint("save it again"));
@@ -304,11 +354,33 @@ impl Source<'_> {
             *open = Some((number, model));
         }
         let (_, model) = open.as_ref().ok_or_else(|| internal("save: no model is open"))?;
+        if let Content::Blob(_, fd) = &file.content {
+            return write_blob(model, *fd, file.digest, out, name);
+        }
         let layer = model.layers().iter().position(|layer| layer.digest == file.digest);
         let layer = layer.ok_or_else(|| not_as_published(model.name(), file.digest))?;
         let hidden = Bar::new("", 0, true);
         write_layer(model, layer, out, name, &hidden)
     }
+}
+
+fn write_blob(
+    model: &OpenModel,
+    fd: u32,
+    digest: Digest,
+    mut out: impl Write,
+    name: &str,
+) -> Result<(), ErrorBody> {
+    let content = model.blob_bytes(fd).map_err(|error| ErrorBody::new(error.code(), error.to_string()))?;
+    let found = Digest::of(&content);
+    if found != digest {
+        let message = format!(
+            "{}: wrong digest: expected {digest}, found {found}; the stored data is damaged",
+            model.name()
+        );
+        return Err(ErrorBody::new(ErrorCode::Corrupt, message).with_hint("pull or import the model again"));
+    }
+    out.write_all(&content).map_err(|error| file_error(name, &error))
 }
 
 /// Shows how far an archive is. Files are hashed while they are read, so it need not hash again.
@@ -364,13 +436,13 @@ mod tests {
         assert_eq!(layout.files[0].path, "oci-layout");
         assert_eq!(layout.files[1].path, "index.json");
         let Content::Bytes(index) = &layout.files[1].content else { panic!("{layout:?}") };
-        let listed = ManifestIndex::parse(index).unwrap().into_layout_models().unwrap();
+        let listed = ManifestIndex::parse_layout(index).unwrap();
         // With one tag, the whole names tell them apart.
         assert_eq!(listed[1].ref_name.as_deref(), Some("registry.ollama.ai/library/b:q4"));
         assert_eq!(listed[1].name, listed[1].ref_name);
         let single = Layout::of(vec![model("a:q4", &["weights"])]).unwrap();
         let Content::Bytes(index) = &single.files[1].content else { panic!("{single:?}") };
-        let listed = ManifestIndex::parse(index).unwrap().into_layout_models().unwrap();
+        let listed = ManifestIndex::parse_layout(index).unwrap();
         assert_eq!(listed[0].ref_name.as_deref(), Some("q4"));
     }
 }

@@ -34,6 +34,7 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd edit llama3:8b edited:1 --set general.name=Mine", &["edited:1"]),
     step("blobd export tuned-8b -o tuned.gguf", &["tuned.gguf"]),
     step("blobd save tuned-8b -o tuned.tar", &["tuned.tar", "1 model"]),
+    step("blobd inventory -o all.inventory", &["files and tensors of"]),
     step("blobd load tuned.tar", &["tuned-8b", "0 B new"]),
     step("cmp tuned.gguf models/tuned-8b.gguf", &[]),
     step("blobd verify", &["no damage"]),

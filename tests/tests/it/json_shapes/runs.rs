@@ -270,6 +270,9 @@ fn numbers(session: &mut Session, sample: &Sample) {
     session.ok("save", ["save", "llama", "--force", "-o", &archive]);
     session.ok("load --list", ["load", &archive, "--list"]);
     session.ok("load", ["load", &archive, "--force", "--name", "llama"]);
+    let inventory = sample.path("inventory");
+    session.ok("inventory", ["inventory", "--force", "-o", &inventory]);
+    session.ok("save", ["save", "llama", "--given", &inventory, "--force", "-o", &archive]);
     let file = sample.path("big-endian.gguf");
     session.ok("export", ["export", "base", "--endian", "big", "--alignment", "64", "-o", &file]);
     session.ok(
