@@ -11,15 +11,15 @@ use blobd_client::protocol::event::ImportProgress;
 use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
 use blobd_model::quant::BlockLayout;
+use blobd_store_format::delta::{Delta, HeaderPatch, patch};
 use blobd_store_format::descriptor::{Compression, Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError, GgufWriter, Header, Value};
+use blobd_store_format::inventory::Inventory;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Member, Piece, Recipe, seal};
 use blobd_store_format::split::{SplitPlan, Splitter, Target};
 use blobd_store_format::tensor::TensorFormat;
-use blobd_store_format::delta::{Delta, HeaderPatch, patch};
-use blobd_store_format::inventory::Inventory;
 use blobd_store_format::tensor_index::{Referrers, TensorIndex};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -230,7 +230,8 @@ fn write_tensor_indexes() -> Result<()> {
 /// Writes an inventory, the manifest of a delta, and a patch with its base.
 fn write_deltas() -> Result<()> {
     write("delta", "inventory", &Inventory::new([Digest::of(b"a"), Digest::of(b"b")]).to_bytes())?;
-    let patch = patch::make(b"the other header, of this model's relative", b"the header, of this model's relative");
+    let patch =
+        patch::make(b"the other header, of this model's relative", b"the header, of this model's relative");
     let digest = Digest::of(b"header");
     let layer = Delta::patch_layer(&patch);
     let delta = Delta {

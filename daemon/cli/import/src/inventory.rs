@@ -24,8 +24,8 @@ use crate::{Client, Digest, ErrorBody, ErrorCode};
   ssh lab blobd inventory > lab.inventory
   blobd save llama3:8b-tuned --given lab.inventory -o delta.tar
 
-It has 32 bytes for each file and tensor, and nothing else: no names. Damaged models are left out, and
-so are those that you may not open.")]
+It has 32 bytes for each file and tensor, and nothing else: no names. Damaged models are left out,
+and so are those that you may not open.")]
 pub struct Params {
     /// The file to write, or - for standard output [default: -]
     #[arg(short, long, value_name = "FILE")]

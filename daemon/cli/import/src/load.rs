@@ -41,8 +41,9 @@ use crate::{Client, Digest, ErrorBody, ErrorCode};
   ssh other blobd save llama3:8b -o - | blobd load -
   blobd load delta.tar                                of `save --given`; the rest is in this store
 
-Other programs write such OCI image layouts too: skopeo, oras, crane. All digests are checked. From a
-pipe, files are stored as they come; an archive whose index does not come first is copied to TMPDIR.")]
+Other programs write such OCI image layouts too: skopeo, oras, crane. All digests are checked.
+From a pipe, files are stored as they come; a delta, and an archive whose index does not come
+first, are copied to TMPDIR.")]
 pub struct Params {
     /// The archive or the folder, or - for standard input
     #[arg(value_name = "PATH")]
