@@ -23,6 +23,10 @@ type ModelSummary struct {
 	Size uint64 `json:"size"`
 	// What the model is; absent if that is not recorded, as in a store of an earlier version.
 	Kind string `json:"kind"`
+	// The model family, such as llama; absent if it is not recorded: of an earlier version, or of safetensors.
+	Architecture string `json:"architecture"`
+	// The file type, such as Q4_K_M; absent if it is not recorded.
+	Quantization string `json:"quantization"`
 	// When the name was last set.
 	Modified string `json:"modified"`
 	// Whether it is pinned: neither evicted nor removed.

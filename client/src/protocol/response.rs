@@ -57,6 +57,12 @@ pub struct ModelSummary {
         skip_serializing_if = "Option::is_none"
     )]
     pub kind: Option<ModelKind>,
+    /// The model family, such as `llama`; absent if it is not recorded: of an earlier version, or of safetensors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub architecture: Option<String>,
+    /// The file type, such as `Q4_K_M`; absent if it is not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<String>,
     /// When the name was last set.
     pub modified: Time,
     /// Whether it is pinned: neither evicted nor removed.

@@ -6,6 +6,7 @@ use blobd_cli_common::Global;
 use blobd_cli_common::connect::{client_error, connect};
 use blobd_cli_common::output::{human_bytes, print, print_json, print_message, printable, terminal_width};
 use blobd_cli_common::system_service::within;
+use blobd_cli_common::table::cut::{NameCutter, end_cut};
 use blobd_cli_common::times::{local, parse_period};
 use blobd_client::name_service::user_by_name;
 use blobd_client::protocol::audit::{AuditRecord, LogEnd, LogParams};
@@ -102,7 +103,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         return Err(ErrorBody::new(ErrorCode::InvalidRequest, message)
             .with_hint("start `blobd serve`, or leave out --follow"));
     }
-    let (columns, mut records, mut printed) = (Columns::of_output(), 0_u64, Ok(()));
+    let (mut columns, mut records, mut printed) = (Columns::of_output(), 0_u64, Ok(()));
     let shown = connected.client.log(&params.request(), |record| {
         if printed.is_ok() {
             printed =
@@ -144,35 +145,51 @@ fn remarks(records: u64, end: &LogEnd, unknown_user: Option<&str>) -> String {
     text
 }
 
-/// The widths of the columns, which must not depend on the records: these may arrive at any time.
-#[derive(Clone, Copy, Debug)]
+/// The columns, whose widths must not depend on the records: these may arrive at any time. A narrow terminal has no room
+/// for all of them.
+#[derive(Debug)]
 struct Columns {
-    model: usize,
-    /// Whether longer names are cut.
+    model: NameCutter,
+    model_width: usize,
+    has_year: bool,
+    has_user: bool,
+    has_bytes: bool,
+    /// Whether longer texts are cut.
     is_terminal: bool,
+    width: usize,
 }
 
 impl Columns {
     const TIME: usize = "2026-11-24 10:00".len();
+    const YEAR: usize = "2026-".len();
     const USER: usize = 12;
     const VERB: usize = 10;
     const BYTES: usize = "1023.9 MiB".len();
-    /// The longest code of an error.
-    const RESULT: usize = 18;
+    /// Of most results.
+    const RESULT: usize = 10;
+    const GAP: usize = 2;
+    /// Where most names of models differ already.
+    const COMFORTABLE: usize = 30;
 
     fn of_output() -> Self {
         Self::of_width(terminal_width())
     }
 
     fn of_width(width: usize) -> Self {
-        const GAPS: usize = 5 * 2;
-        const OTHERS: usize =
-            Columns::TIME + Columns::USER + Columns::VERB + Columns::BYTES + Columns::RESULT + GAPS;
-        let model = width.saturating_sub(OTHERS).clamp(12, 40);
-        Self { model, is_terminal: width != usize::MAX }
+        const ALWAYS: usize = Columns::TIME + Columns::VERB + Columns::RESULT + 3 * Columns::GAP;
+        let room = |columns: usize| width.saturating_sub(ALWAYS + columns);
+        let (user, bytes) = (Self::USER + Self::GAP, Self::BYTES + Self::GAP);
+        let has_bytes = room(user + bytes) >= Self::COMFORTABLE;
+        let has_user = has_bytes || room(user) >= Self::COMFORTABLE;
+        let has_year = has_user || room(0) >= Self::COMFORTABLE;
+        let others = if has_user { user } else { 0 } + if has_bytes { bytes } else { 0 };
+        let model_width = (room(others) + if has_year { 0 } else { Self::YEAR }).clamp(8, 40);
+        let is_terminal = width != usize::MAX;
+        let model = NameCutter::new(if is_terminal { model_width } else { usize::MAX });
+        Self { model, model_width, has_year, has_user, has_bytes, is_terminal, width }
     }
 
-    fn print(self, global: &Global, record: &AuditRecord, is_first: bool) -> Result<(), ErrorBody> {
+    fn print(&mut self, global: &Global, record: &AuditRecord, is_first: bool) -> Result<(), ErrorBody> {
         let heading = if is_first {
             self.line(["TIME", "USER", "VERB", "MODEL", "BYTES", "RESULT"])
         } else {
@@ -181,30 +198,38 @@ impl Columns {
         print(&(heading + &self.text(record, global.verbose)))
     }
 
-    fn text(self, record: &AuditRecord, is_verbose: bool) -> String {
+    fn text(&mut self, record: &AuditRecord, is_verbose: bool) -> String {
         let user = record.user.clone().unwrap_or_else(|| format!("uid {}", record.uid));
         let bytes = record.bytes.map_or_else(|| "-".to_owned(), human_bytes);
         let result = if record.dry_run { "ok, dry run" } else { &record.result };
         let short =
             |model: &String| model.parse().map_or_else(|_| model.clone(), |name: Reference| name.short());
         let model = record.model.as_ref().map_or_else(|| "-".to_owned(), short);
+        let model = self.model.shown(&printable(&model));
         let line = self.line([&local(&record.time), &user, &record.verb, &model, &bytes, result]);
         if is_verbose { line + &details(record) } else { line }
     }
 
-    fn line(self, [time, user, verb, model, bytes, result]: [&str; 6]) -> String {
-        let [time, user, verb, model] =
-            [(time, Self::TIME), (user, Self::USER), (verb, Self::VERB), (model, self.model)]
-                .map(|(text, width)| self.cell(text, width));
+    fn line(&self, [time, user, verb, model, bytes, result]: [&str; 6]) -> String {
         let bytes = format!("{bytes:>width$}", width = Self::BYTES);
-        format!("{time}  {user}  {verb}  {model}  {bytes}  {}\n", printable(result))
+        let is_heading = !time.starts_with(|first: char| first.is_ascii_digit());
+        let time = if self.has_year || is_heading { time } else { time.get(Self::YEAR..).unwrap_or(time) };
+        let time_width = Self::TIME - if self.has_year { 0 } else { Self::YEAR };
+        let cells = [
+            Some((time, time_width)),
+            self.has_user.then_some((user, Self::USER)),
+            Some((verb, Self::VERB)),
+            Some((model, self.model_width)),
+            self.has_bytes.then_some((bytes.as_str(), Self::BYTES)),
+        ];
+        let cells = cells.into_iter().flatten().map(|(text, width)| self.cell(text, width) + "  ");
+        let line = cells.collect::<String>() + &printable(result);
+        format!("{}\n", end_cut(&line, self.width))
     }
 
-    fn cell(self, text: &str, width: usize) -> String {
+    fn cell(&self, text: &str, width: usize) -> String {
         let text = printable(text);
-        if self.is_terminal && text.chars().count() > width {
-            return text.chars().take(width.saturating_sub(1)).chain(['…']).collect();
-        }
+        let text = if self.is_terminal { end_cut(&text, width) } else { text };
         format!("{text:<width$}")
     }
 }
@@ -244,7 +269,7 @@ mod tests {
 
     #[test]
     fn line_fits_a_terminal_and_is_complete_in_a_file() {
-        for width in [100, 120] {
+        for width in [60, 80, 100, 120] {
             let line = Columns::of_width(width).text(&record(), false);
             assert!(line.trim_end().chars().count() <= width, "{width}: {line}");
         }

@@ -3,6 +3,7 @@
 use blobd_cli_common::Global;
 use blobd_cli_common::connect::show;
 use blobd_cli_common::output::{Table, counted, human_bytes, or_dash, printable, terminal_width};
+use blobd_cli_common::table::cut::NameCutter;
 use blobd_cli_common::times::relative;
 use blobd_client::protocol::naming::TrashedModel;
 use blobd_client::protocol::space::{DiskUsage, ModelUsage, SharedWith, UsageKind, UsageRow, UserId};
@@ -59,7 +60,9 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         let usage = client.disk_usage_in_detail(MAX_NAMES)?;
         Ok(Document { usage, trash: client.trash()?.models })
     };
-    show(global, request, |document| summary(&document.usage, usize::MAX) + &details(document))
+    show(global, request, |document| {
+        summary(&document.usage, usize::MAX) + &details(document, terminal_width())
+    })
 }
 
 /// The largest `most` models have rows of their own.
@@ -72,19 +75,24 @@ fn summary(usage: &DiskUsage, most: usize) -> String {
 }
 
 /// The tables of `-v`. Empty ones are left out.
-fn details(document: &Document) -> String {
+fn details(document: &Document, width: usize) -> String {
     let usage = &document.usage;
-    let tables =
-        [models(usage), shared_parts(usage), downloads(usage), trash(&document.trash), quarantine(usage)];
+    let tables = [
+        models(usage, width),
+        shared_parts(usage),
+        downloads(usage),
+        trash(&document.trash),
+        quarantine(usage),
+    ];
     let shown = tables.iter().filter(|table| table.has_rows());
-    shown.map(|table| format!("\n{}", table.render(terminal_width()))).collect()
+    shown.map(|table| format!("\n{}", table.render(width))).collect()
 }
 
 fn parts(usage: &DiskUsage, most: usize) -> Table {
     let mut table = Table::new(&["WHAT", "SIZE", ""], &[1]);
     let (models, others): (Vec<_>, Vec<_>) = usage.rows.iter().partition(|row| row.kind == UsageKind::Model);
     for model in models.iter().take(most) {
-        table.row([label(model), human_bytes(model.bytes), String::new()]);
+        table.row([label(model), human_bytes(model.bytes), other_names(model)]);
     }
     let smaller = models.get(most..).unwrap_or_default();
     if !smaller.is_empty() {
@@ -109,11 +117,7 @@ fn parts(usage: &DiskUsage, most: usize) -> Table {
 fn label(row: &UsageRow) -> String {
     let file = || row.digest.map(Digest::short).unwrap_or_default();
     match row.kind {
-        UsageKind::Model => {
-            let name = row.name.clone().unwrap_or_default();
-            let others = row.other_names.len();
-            if others == 0 { name } else { format!("{name} and {}", counted(others, "other name")) }
-        }
+        UsageKind::Model => row.name.clone().unwrap_or_default(),
         UsageKind::Shared => "shared".to_owned(),
         UsageKind::InUse => "in use".to_owned(),
         UsageKind::Download => format!("download of {}", row.name.clone().unwrap_or_else(file)),
@@ -127,6 +131,13 @@ fn label(row: &UsageRow) -> String {
         UsageKind::Reserve => "reserve".to_owned(),
         UsageKind::Directories => "directories".to_owned(),
         _ => "other files".to_owned(),
+    }
+}
+
+fn other_names(row: &UsageRow) -> String {
+    match row.other_names.len() {
+        0 => String::new(),
+        others => format!("and {}", counted(others, "other name")),
     }
 }
 
@@ -158,32 +169,30 @@ fn notes(usage: &DiskUsage) -> impl Iterator<Item = String> + '_ {
 }
 
 fn limits(usage: &DiskUsage) -> Vec<String> {
-    let DiskUsage { logical_bytes, stored_bytes, saved_bytes, used_bytes, .. } = usage;
-    let percent = |part: u64, whole: u64| {
-        let percent = u128::from(part).saturating_mul(100).checked_div(whole.into());
-        percent.map_or_else(String::new, |percent| format!(" ({percent} %)"))
-    };
-    let models = if usage.models.is_empty() {
-        "models  none".to_owned()
-    } else {
-        let [files, stored, saved] = human_difference(*logical_bytes, *stored_bytes);
-        let share = percent(*saved_bytes, *logical_bytes);
-        let count = usize::try_from(usage.model_count).unwrap_or(usize::MAX);
-        format!(
-            "models  {}: {files} as files, {stored} stored, {saved} saved{share}",
-            counted(count, "model")
-        )
-    };
+    let models = if usage.models.is_empty() { "none".to_owned() } else { saving(usage) };
     let quota = usage.quota_bytes.map_or_else(
         || "none".to_owned(),
         |quota| {
-            let (used, share) = (human_bytes(*used_bytes), percent(*used_bytes, quota));
+            let (used, share) = (human_bytes(usage.used_bytes), percent(usage.used_bytes, quota));
             format!("{used} of {} used{share}{}", limit_bytes(quota), watermarks(usage))
         },
     );
     let (free, kept) = (human_bytes(usage.free_bytes), limit_bytes(usage.min_free_bytes));
     let disk = format!("disk    {free} free, of which the store leaves {kept} free (min_free)");
-    vec![models, format!("quota   {quota}"), disk]
+    vec![format!("models  {models}"), format!("quota   {quota}"), disk]
+}
+
+/// `2 models: 8.2 GiB as files, 5.1 GiB stored, 3.1 GiB saved (37 %)`
+pub(super) fn saving(usage: &DiskUsage) -> String {
+    let [files, stored, saved] = human_difference(usage.logical_bytes, usage.stored_bytes);
+    let share = percent(usage.saved_bytes, usage.logical_bytes);
+    let models = counted(usage.model_count, "model");
+    format!("{models}: {files} as files, {stored} stored, {saved} saved{share}")
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    let percent = u128::from(part).saturating_mul(100).checked_div(whole.into());
+    percent.map_or_else(String::new, |percent| format!(" ({percent} %)"))
 }
 
 fn watermarks(usage: &DiskUsage) -> String {
@@ -195,8 +204,9 @@ fn watermarks(usage: &DiskUsage) -> String {
     }
 }
 
-fn models(usage: &DiskUsage) -> Table {
-    let mut table = Table::new(&["MODEL", "SIZE", "UNIQUE", "SHARED", "LAST OPENED", "BY"], &[1, 2, 3]);
+fn models(usage: &DiskUsage, width: usize) -> Table {
+    let table = Table::new(&["MODEL", "SIZE", "UNIQUE", "SHARED", "LAST OPENED", "BY"], &[1, 2, 3]);
+    let mut table = table.leaving_out_first(&["BY", "LAST OPENED", "SIZE"]);
     let mut models: Vec<_> = usage.models.iter().collect();
     models.sort_by(|a, b| b.unique_bytes.cmp(&a.unique_bytes).then_with(|| a.name.cmp(&b.name)));
     for model in models {
@@ -208,7 +218,7 @@ fn models(usage: &DiskUsage) -> Table {
             or_dash(model.last_opened.as_deref().map(relative)),
             or_dash(model.last_opened_by.as_ref().map(user)),
         ]);
-        sharers(model).into_iter().for_each(|line| table.line(&line));
+        sharers(model, width).into_iter().for_each(|line| table.line(&line));
     }
     table
 }
@@ -220,12 +230,15 @@ fn user(id: &UserId) -> String {
 const SHARED_WIDTH: usize = 78;
 
 /// `  shared with base:8b 4.10 GiB, base:8b-q8 1.20 GiB and 3 more`, the one that shares the most first.
-fn sharers(model: &ModelUsage) -> Option<String> {
+fn sharers(model: &ModelUsage, width: usize) -> Option<String> {
     const LABEL: &str = "  shared with ";
-    let with = |other: &SharedWith| format!("{} {}", other.name, human_bytes(other.bytes));
-    let sharers: Vec<_> = model.shared_with.iter().map(with).collect();
+    const REST: usize = " 1023.9 MiB and 99999 more".len();
+    let width = width.min(SHARED_WIDTH).saturating_sub(LABEL.len());
+    let mut names = NameCutter::new(width.saturating_sub(REST));
+    let mut with = |other: &SharedWith| format!("{} {}", names.shown(&other.name), human_bytes(other.bytes));
+    let sharers: Vec<_> = model.shared_with.iter().map(&mut with).collect();
     let is_shared = !sharers.is_empty();
-    is_shared.then(|| LABEL.to_owned() + &one_line(&sharers, SHARED_WIDTH - LABEL.len()))
+    is_shared.then(|| LABEL.to_owned() + &one_line(&sharers, width))
 }
 
 /// The largest parts are what matters; JSON lists more.
@@ -234,9 +247,19 @@ const MAX_PARTS: usize = 20;
 const NAMES_WIDTH: usize = 62;
 
 fn shared_parts(usage: &DiskUsage) -> Table {
-    let rows = usage.shared_parts.iter().take(MAX_PARTS);
-    let rows = rows.map(|part| [human_bytes(part.bytes), one_line(&part.models, NAMES_WIDTH)]);
-    let mut table = Table::with_rows(&["SHARED", "BY"], &[0], rows);
+    let mut rows: Vec<(String, u64, usize)> = Vec::new();
+    for part in usage.shared_parts.iter().take(MAX_PARTS) {
+        let names = one_line(&part.models, NAMES_WIDTH);
+        match rows.iter_mut().find(|(other, ..)| *other == names) {
+            Some((_, bytes, parts)) => (*bytes, *parts) = (bytes.saturating_add(part.bytes), *parts + 1),
+            None => rows.push((names, part.bytes, 1)),
+        }
+    }
+    let rows = rows.into_iter().map(|(names, bytes, parts)| {
+        let several = if parts == 1 { String::new() } else { format!("{parts} parts, ") };
+        [human_bytes(bytes), several + &names]
+    });
+    let mut table = Table::with_rows(&["SHARED", "BY"], &[0], rows).with_texts_in(&[1]).with_names_in(&[]);
     let smaller = usage.shared_parts.get(MAX_PARTS..).unwrap_or_default();
     if !smaller.is_empty() {
         let bytes = smaller.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
@@ -254,12 +277,16 @@ fn downloads(usage: &DiskUsage) -> Table {
         [name.unwrap_or_default(), size(row.received_bytes), size(row.size), human_bytes(row.bytes), user]
     });
     Table::with_rows(&["UNFINISHED DOWNLOAD", "RECEIVED", "OF", "ON DISK", "BY"], &[1, 2, 3], rows)
+        .leaving_out_first(&["BY", "ON DISK"])
 }
 
 fn trash(models: &[TrashedModel]) -> Table {
-    let rows =
-        models.iter().map(|model| [model.name.clone(), human_bytes(model.size), relative(&model.expires)]);
-    Table::with_rows(&["IN THE TRASH", "SIZE", "EXPIRES"], &[1], rows)
+    let rows = models.iter().map(|model| {
+        let size = human_bytes(model.size);
+        [model.name.clone(), model.digest.short(), size, relative(&model.expires)]
+    });
+    // Several versions of one name may be there.
+    Table::with_rows(&["IN THE TRASH", "ID", "SIZE", "EXPIRES"], &[2], rows).leaving_out_first(&["ID"])
 }
 
 fn quarantine(usage: &DiskUsage) -> Table {
@@ -348,7 +375,7 @@ mod tests {
     #[test]
     fn lines_fit_80_columns_without_cutting_names() {
         let usage = usage();
-        let tables = [parts(&usage, 10), models(&usage), shared_parts(&usage), downloads(&usage)];
+        let tables = [parts(&usage, 10), models(&usage, 80), shared_parts(&usage), downloads(&usage)];
         let tables = tables.map(|table| table.render(usize::MAX));
         let lines = tables.iter().flat_map(|table| table.lines()).map(str::to_owned);
         for line in lines.chain(limits(&usage)) {
@@ -376,13 +403,13 @@ mod tests {
             replaced: false,
             added_by: None,
         }];
-        let text = details(&Document { usage: usage(), trash });
+        let text = details(&Document { usage: usage(), trash }, 80);
         let shared = "  shared with hf.co/user/repo:Q8_0 1023 GiB and 29 more";
         for part in [shared, "ann", "bob", "repo:Q4_K_M and 28 more", "5 smaller parts", "341 GiB"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(text.contains(&Digest::of(b"damaged").short()), "{text}");
-        assert_eq!(details(&Document { usage: DiskUsage::default(), trash: Vec::new() }), "");
+        assert_eq!(details(&Document { usage: DiskUsage::default(), trash: Vec::new() }, 80), "");
     }
 
     #[test]

@@ -191,7 +191,8 @@ fn render(edited: &Edited) -> String {
     let digest = or_dash(edited.digest.map(Digest::short));
     let summary = format!("{} {digest}: {} {verb}\n", printable(&edited.name), human_bytes(edited.new_bytes));
     let row = |ChangedKey { key, from, to }: &ChangedKey| [key.clone(), abridged(from), abridged(to)];
-    let table = Table::with_rows(&["KEY", "FROM", "TO"], &[], edited.changed.iter().map(row));
+    let table =
+        Table::with_rows(&["KEY", "FROM", "TO"], &[], edited.changed.iter().map(row)).with_texts_in(&[1, 2]);
     let file = |file: &ChangedFile| [file.path.clone(), change_of(file).to_owned(), human_bytes(file.size)];
     let files = Table::with_rows(&["FILE", "CHANGE", "SIZE"], &[2], edited.changed_files.iter().map(file));
     let shown = |table: Table| if table.has_rows() { table.render(terminal_width()) } else { String::new() };

@@ -88,7 +88,8 @@ fn quarantine(items: &[&GcItem]) -> String {
         let of = or_dash((!models.is_empty()).then(|| models.join(", ")));
         Some([or_dash(item.digest.map(Digest::short)), human_bytes(item.size), relative(since), of])
     });
-    Table::with_rows(&["DIGEST", "SIZE", "SINCE", "OF"], &[1], rows).render(terminal_width())
+    let table = Table::with_rows(&["DIGEST", "SIZE", "SINCE", "OF"], &[1], rows);
+    table.with_names_in(&[3]).render(terminal_width())
 }
 
 fn still_damaged(items: &[&GcItem]) -> String {
@@ -135,7 +136,8 @@ fn deleted(items: &[GcItem]) -> String {
     let rows = groups.into_iter().map(|((of, reason), (bytes, count))| {
         [of.to_owned(), human_bytes(bytes), count.to_string(), reason.to_owned()]
     });
-    Table::with_rows(&["OF", "SIZE", "FILES", "REASON"], &[1, 2], rows).render(terminal_width())
+    let table = Table::with_rows(&["OF", "SIZE", "FILES", "REASON"], &[1, 2], rows);
+    table.leaving_out_first(&["FILES"]).render(terminal_width())
 }
 
 const fn reason(reason: GcReason) -> &'static str {
@@ -156,6 +158,7 @@ fn render_eviction(plan: &EvictionPlan) -> String {
         [model.name.clone(), freed, model.last_used.clone(), origin]
     });
     let table = Table::with_rows(&["NAME", "FREES", "LAST USED", "ORIGIN"], &[1], rows);
+    let table = table.with_names_in(&[0, 3]).leaving_out_first(&["ORIGIN", "LAST USED"]);
     let mut text = if table.has_rows() { table.render(terminal_width()) } else { String::new() };
     text.push_str(&eviction_summary(plan));
     if plan.garbage_bytes > 0 {
@@ -163,9 +166,9 @@ fn render_eviction(plan: &EvictionPlan) -> String {
         let garbage = human_bytes(plan.garbage_bytes);
         text.push_str(&format!("{garbage} of it is needed by no model and is deleted first{enough}\n"));
     }
-    for model in &plan.spared {
-        text.push_str(&format!("{} would be kept: {}\n", printable(&model.name), model.reason));
-    }
+    let kept = plan.spared.iter().map(|model| [model.name.clone(), model.reason.clone()]);
+    let kept = Table::with_rows(&["WOULD BE KEPT", "BECAUSE"], &[], kept);
+    text += &if kept.has_rows() { kept.render(terminal_width()) } else { String::new() };
     if plan.policy == "never" {
         text.push_str("eviction is off; to enable it, set evict under [space] in the configuration\n");
     }

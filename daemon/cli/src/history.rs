@@ -37,6 +37,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 fn render(global: &Global, history: &NameHistory) -> String {
     let rows = history.changes.iter().map(|change| row(global, &history.name, change));
     let table = Table::with_rows(&["TIME", "USER", "VERB", "ID", "STORED", "ORIGIN"], &[], rows);
+    let table = table.with_names_in(&[4, 5]).leaving_out_first(&["USER", "ORIGIN"]);
     let omitted = match history.dropped {
         0 => String::new(),
         1 => "1 older change is no longer recorded\n".to_owned(),

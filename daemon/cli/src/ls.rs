@@ -11,15 +11,17 @@ use blobd_cli_common::output::{
 };
 use blobd_cli_common::times::{local, relative};
 use blobd_cli_import::other_stores;
-use blobd_client::protocol::response::{ModelDetails, ModelList, ModelSummary};
+use blobd_client::protocol::response::{LowerStore, ModelDetails, ModelList, ModelSummary};
+use blobd_client::protocol::space::{DiskUsage, ModelUsage};
 use blobd_model::kind::ModelKind;
 use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::origin::shown as shown_origin;
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
 use self::filter::Filter;
 use self::template::Template;
-use crate::{Client, ErrorBody};
+use crate::{Client, Digest, ErrorBody, df};
 
 mod filter;
 mod template;
@@ -50,8 +52,10 @@ quantization, pinned, damaged (true or false), older and newer (than a time such
 MODIFIED). Kinds, one or several with commas: model, embedding, reranker, encoder, diffusion,
 vocabulary, adapter, control-vector, imatrix, projector, draft. The table has a column KIND if
 any is not a model.
-Fields of --format: name, id, digest, size, bytes, modified, age, used, pinned, origin, kind,
-architecture, quantization. {{.Name}} is understood as {name}, \\t is a tab.")]
+ON DISK is what the store needs of the model, also if other models need it too. The last line has
+what sharing saves, as `blobd df` has. Columns that say least are left out on a narrow terminal.
+Fields of --format: name, id, digest, size, bytes, on-disk, modified, age, used, pinned, origin,
+kind, architecture, quantization, state. {{.Name}} is understood as {name}, \\t is a tab.")]
 pub(super) struct Params {
     /// List only models whose name contains one of these texts or matches one of these patterns
     #[arg(value_name = "TEXT|PATTERN", value_parser = NamePattern::search)]
@@ -87,18 +91,83 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     }
     let connected = connect(global)?;
     let mut list = connected.client.models().map_err(client_error)?;
-    let facts = params.facts(&connected.client, &list)?;
+    let facts = params.facts(global, &connected.client, &list)?;
     list.models.retain(|model| params.is_listed(model, &facts));
     params.sort(&mut list.models, &facts);
-    print_result(global, &list, |list| render(global, params, list, &facts))
+    let shown = ShownList::new(list, &facts);
+    print_result(global, &shown, |shown| render(global, params, shown, &facts))
+}
+
+/// The list with what `df` and the headers add to it.
+#[derive(Debug, Serialize)]
+struct ShownList {
+    models: Vec<ShownModel>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    read_only: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    lower_stores: Vec<LowerStore>,
+    #[serde(flatten)]
+    saving: Option<Saving>,
+}
+
+#[derive(Debug, Serialize)]
+struct ShownModel {
+    #[serde(flatten)]
+    summary: ModelSummary,
+    #[serde(flatten)]
+    disk: Option<OnDisk>,
+}
+
+#[derive(Debug, Serialize)]
+struct OnDisk {
+    unique_bytes: u64,
+    shared_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_opened: Option<String>,
+}
+
+/// What sharing saves in the whole store: the figures of `df`.
+#[derive(Debug, Serialize)]
+struct Saving {
+    logical_bytes: u64,
+    stored_bytes: u64,
+    saved_bytes: u64,
+}
+
+impl ShownList {
+    fn new(list: ModelList, facts: &Facts) -> Self {
+        let shown = |summary: ModelSummary| {
+            let of_store = facts.usage_of(&summary);
+            let disk = of_store.map(|usage| OnDisk {
+                unique_bytes: usage.unique_bytes,
+                shared_bytes: usage.shared_bytes,
+                last_opened: usage.last_opened.clone(),
+            });
+            ShownModel { summary, disk }
+        };
+        let saving = facts.usage.as_ref().map(|usage| Saving {
+            logical_bytes: usage.logical_bytes,
+            stored_bytes: usage.stored_bytes,
+            saved_bytes: usage.saved_bytes,
+        });
+        let ModelList { models, read_only, lower_stores } = list;
+        Self { models: models.into_iter().map(shown).collect(), read_only, lower_stores, saving }
+    }
+
+    fn summaries(&self) -> impl Iterator<Item = &ModelSummary> {
+        self.models.iter().map(|model| &model.summary)
+    }
 }
 
 impl Params {
-    fn facts(&self, client: &Client, list: &ModelList) -> Result<Facts, ErrorBody> {
-        let mut facts = Facts::default();
-        let format = self.format.as_ref();
-        if self.sort == Sort::Used || format.is_some_and(Template::needs_use) {
-            facts.read_use(client)?;
+    fn facts(&self, global: &Global, client: &Client, list: &ModelList) -> Result<Facts, ErrorBody> {
+        let mut facts = Facts { listed: list.models.len(), ..Facts::default() };
+        let format = self.format.as_ref().filter(|format| !format.is_table());
+        if self.sort == Sort::Used || format.is_some_and(Template::needs_usage) {
+            facts.read_usage(client.disk_usage().map_err(client_error)?);
+        } else if format.is_none() && (global.json || !global.quiet) {
+            // A list without these columns is better than none.
+            client.disk_usage().into_iter().for_each(|usage| facts.read_usage(usage));
         }
         let needs_header = |model: &&ModelSummary| {
             let of_format = format.is_some_and(|format| format.needs_header(model));
@@ -130,11 +199,14 @@ impl Params {
     }
 }
 
-/// Facts beyond the list of models, by name: times of use, and facts from headers. What was not read is absent.
+/// Facts beyond the list of models. What was not read is absent.
 #[derive(Debug, Default)]
 struct Facts {
-    /// When a model was last opened, RFC 3339.
-    used: BTreeMap<String, String>,
+    /// How many names the store lists, before a selection.
+    listed: usize,
+    usage: Option<DiskUsage>,
+    /// The places of the models in `usage`, by name.
+    used: BTreeMap<String, usize>,
     headers: BTreeMap<String, HeaderFacts>,
 }
 
@@ -146,10 +218,16 @@ struct HeaderFacts {
 }
 
 impl Facts {
-    fn read_use(&mut self, client: &Client) -> Result<(), ErrorBody> {
-        let models = client.disk_usage().map_err(client_error)?.models;
-        self.used = models.into_iter().filter_map(|model| Some((model.name, model.last_opened?))).collect();
-        Ok(())
+    fn read_usage(&mut self, usage: DiskUsage) {
+        let names = usage.models.iter().map(|model| model.name.clone());
+        self.used = names.zip(0..).collect();
+        self.usage = Some(usage);
+    }
+
+    /// What a model takes in the writable store.
+    fn usage_of(&self, model: &ModelSummary) -> Option<&ModelUsage> {
+        let place = self.used.get(&model.name).filter(|_| model.store.is_none())?;
+        self.usage.as_ref()?.models.get(*place)
     }
 
     /// Leaves out damaged models, which `ls` lists anyway.
@@ -163,28 +241,34 @@ impl Facts {
     }
 
     fn used(&self, model: &ModelSummary) -> Option<&str> {
-        self.used.get(&model.name).map(String::as_str)
+        self.usage_of(model)?.last_opened.as_deref()
+    }
+
+    fn on_disk(&self, model: &ModelSummary) -> Option<String> {
+        self.usage_of(model).map(|usage| human_bytes(usage.unique_bytes.saturating_add(usage.shared_bytes)))
     }
 
     fn kind(&self, model: &ModelSummary) -> Option<ModelKind> {
         model.kind.or_else(|| self.headers.get(&model.name)?.kind)
     }
 
-    fn architecture(&self, model: &ModelSummary) -> Option<&str> {
-        self.headers.get(&model.name)?.architecture.as_deref()
+    fn architecture<'f>(&'f self, model: &'f ModelSummary) -> Option<&'f str> {
+        let of_header = || self.headers.get(&model.name)?.architecture.as_deref();
+        model.architecture.as_deref().or_else(of_header)
     }
 
-    fn quantization(&self, model: &ModelSummary) -> Option<&str> {
-        self.headers.get(&model.name)?.quantization.as_deref()
+    fn quantization<'f>(&'f self, model: &'f ModelSummary) -> Option<&'f str> {
+        let of_header = || self.headers.get(&model.name)?.quantization.as_deref();
+        model.quantization.as_deref().or_else(of_header)
     }
 }
 
-fn render(global: &Global, params: &Params, list: &ModelList, facts: &Facts) -> String {
+fn render(global: &Global, params: &Params, list: &ShownList, facts: &Facts) -> String {
     if let Some(template) = params.format.as_ref().filter(|template| !template.is_table()) {
-        return list.models.iter().map(|model| template.line(model, facts)).collect();
+        return list.summaries().map(|model| template.line(model, facts)).collect();
     }
     if global.quiet {
-        return names(list.models.iter().map(|model| &model.name));
+        return names(list.summaries().map(|model| &model.name));
     }
     if let Some(reason) = &list.read_only {
         print_message(&format!("blobd: the store is read-only: {}\n", printable(reason)));
@@ -194,31 +278,64 @@ fn render(global: &Global, params: &Params, list: &ModelList, facts: &Facts) -> 
             print_message(&format!("blobd: a lower store is left out: {}\n", printable(problem)));
         }
     }
-    let has_selected = !params.names.is_empty() || !params.filters.is_empty();
     if list.models.is_empty() {
+        let has_selected = !params.names.is_empty() || !params.filters.is_empty();
         let others = other_stores::present().map(|found| format!("{found}\n")).unwrap_or_default();
         return if has_selected { NO_MATCH.to_owned() } else { format!("{NO_MODELS}{others}") };
     }
-    let headings = ["NAME", "ID", "SIZE", "KIND", "MODIFIED", "PIN", "STORE", "ORIGIN"];
+    table(global, list, facts).render(terminal_width()) + &total(list, facts)
+}
+
+fn table(global: &Global, list: &ShownList, facts: &Facts) -> Table {
+    const HEADINGS: [&str; 11] =
+        ["NAME", "ID", "SIZE", "ON DISK", "KIND", "QUANT", "MODIFIED", "PIN", "STORE", "STATE", "ORIGIN"];
     let is_shown = |heading: &str| match heading {
-        "KIND" => list.models.iter().any(|model| model.kind.is_some_and(|kind| kind != ModelKind::Model)),
+        "KIND" => list.summaries().any(|model| model.kind.is_some_and(|kind| kind != ModelKind::Model)),
         "STORE" => !list.lower_stores.is_empty(),
+        "STATE" => list.summaries().any(|model| model.damage.is_some()),
         "ORIGIN" => global.verbose,
         _ => true,
     };
-    let shown: Vec<_> = headings.into_iter().filter(|heading| is_shown(heading)).collect();
-    let rows = list.models.iter().map(|model| {
-        let row = headings.into_iter().zip(row(global, model)).filter(|(heading, _)| is_shown(heading));
+    let shown: Vec<_> = HEADINGS.into_iter().filter(|heading| is_shown(heading)).collect();
+    let rows = list.summaries().map(|model| {
+        let row =
+            HEADINGS.into_iter().zip(row(global, model, facts)).filter(|(heading, _)| is_shown(heading));
         row.map(|(_, cell)| cell)
     });
-    Table::with_rows(&shown, &[2], rows).render(terminal_width()) + &total(&list.models)
+    let texts: Vec<_> = (0..)
+        .zip(&shown)
+        .filter(|(_, heading)| matches!(**heading, "STATE" | "ORIGIN" | "STORE"))
+        .map(|(column, _)| column)
+        .collect();
+    let table = Table::with_rows(&shown, &[2, 3], rows).with_names_in(&[0]).with_texts_in(&texts);
+    table.leaving_out_first(&["ID", "MODIFIED", "PIN", "KIND", "QUANT", "ON DISK"])
 }
 
-/// `3 models, 12.1 GiB as if nothing were shared`.
-fn total(models: &[ModelSummary]) -> String {
-    let bytes = models.iter().fold(0u64, |sum, model| sum.saturating_add(model.size));
-    let as_if = if models.len() == 1 { "" } else { " as if nothing were shared" };
-    format!("{}, {}{as_if}\n", counted(models.len(), "model"), human_bytes(bytes))
+/// What sharing saves, in the words of `df`; of a selection only how much it is.
+fn total(list: &ShownList, facts: &Facts) -> String {
+    let own = list.summaries().filter(|model| model.store.is_none()).count();
+    let lower = match list.models.len() - own {
+        0 => String::new(),
+        lower => format!("; {} in lower stores", counted(lower, "name")),
+    };
+    match &facts.usage {
+        Some(usage) if list.models.len() == facts.listed && own > 0 => {
+            let models = usize::try_from(usage.model_count).unwrap_or(usize::MAX);
+            let names = if own == models { String::new() } else { format!("{} of ", counted(own, "name")) };
+            format!("{names}{}{lower}\n", df::saving(usage))
+        }
+        _ => {
+            let mut sizes: BTreeMap<Digest, u64> = BTreeMap::new();
+            sizes.extend(list.summaries().map(|model| (model.digest, model.size)));
+            let bytes = sizes.into_values().fold(0, u64::saturating_add);
+            let listed = if list.models.len() == facts.listed {
+                String::new()
+            } else {
+                format!(" of {}", facts.listed)
+            };
+            format!("{}{listed}, {} as files\n", counted(list.models.len(), "name"), human_bytes(bytes))
+        }
+    }
 }
 
 fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
@@ -244,6 +361,7 @@ fn list_trash(global: &Global, params: &Params) -> Result<(), ErrorBody> {
             [model.name.clone(), model.digest.short(), human_bytes(model.size), reason, removed, expires]
         });
         Table::with_rows(&["NAME", "ID", "SIZE", "BECAUSE", "WHEN", "EXPIRES"], &[2], rows)
+            .leaving_out_first(&["BECAUSE", "WHEN", "SIZE"])
             .render(terminal_width())
     })
 }
@@ -252,17 +370,30 @@ fn names<'a>(names: impl Iterator<Item = &'a String>) -> String {
     names.map(|name| format!("{}\n", printable(name))).collect()
 }
 
-fn row(global: &Global, model: &ModelSummary) -> [String; 8] {
+fn row(global: &Global, model: &ModelSummary, facts: &Facts) -> [String; 11] {
     let pin = if model.pinned { "pinned" } else { "-" }.to_owned();
-    let (id, size) = (model.digest.short(), human_bytes(model.size));
-    let (id, size, modified) = match &model.damage {
-        None => (id, size, time(global, &model.modified)),
-        // Without the manifest, ID and size are unknown.
-        Some(damage) if model.size == 0 => ("-".to_owned(), "-".to_owned(), format!("damaged: {damage}")),
-        Some(damage) => (id, size, damage.clone()),
+    // Without the manifest, ID and size are unknown.
+    let has_manifest = model.damage.is_none() || model.size > 0;
+    let [id, size] = [model.digest.short(), human_bytes(model.size)];
+    let known = |text: String| if has_manifest { text } else { "-".to_owned() };
+    let state = match &model.damage {
+        None => "-".to_owned(),
+        Some(damage) if has_manifest => damage.clone(),
+        Some(damage) => format!("damaged: {damage}"),
     };
-    let origin = shown_origin(model.origin.as_deref().unwrap_or("-")).to_owned();
-    [model.name.clone(), id, size, or_dash(model.kind), modified, pin, or_dash(model.store.as_ref()), origin]
+    [
+        model.name.clone(),
+        known(id),
+        known(size),
+        or_dash(facts.on_disk(model)),
+        or_dash(model.kind),
+        or_dash(facts.quantization(model)),
+        time(global, &model.modified),
+        pin,
+        or_dash(model.store.as_ref()),
+        state,
+        shown_origin(model.origin.as_deref().unwrap_or("-")).to_owned(),
+    ]
 }
 
 fn time(global: &Global, rfc3339: &str) -> String {
@@ -277,6 +408,8 @@ fn summary(name: &str) -> ModelSummary {
         digest: blobd_store_format::digest::Digest::of(b""),
         size: 1,
         kind: None,
+        architecture: None,
+        quantization: None,
         modified: String::new(),
         pinned: false,
         origin: None,

@@ -223,6 +223,7 @@ fn render(report: &Report) -> String {
         [model.name.clone(), model.local.short(), remote, relative(&model.modified), note]
     });
     let table = Table::with_rows(&["NAME", "HERE", "AT ITS SOURCE", "SET HERE", "NOTE"], &[], rows);
+    let table = table.leaving_out_first(&["NOTE", "SET HERE", "HERE"]);
     let mut text = if table.has_rows() { table.render(terminal_width()) } else { String::new() };
     for model in of(Status::Failed) {
         let message = printable(model.error.as_deref().unwrap_or_default());

@@ -93,7 +93,8 @@ fn list(found: &UnfinishedDownloads) -> String {
         [name, download.digest.short(), received(download), disk_bytes, last(download), user(download)]
     });
     let headings = ["NAME", "ID", "RECEIVED", "ON DISK", "LAST", "USER"];
-    Table::with_rows(&headings, &[2, 3], rows).render(terminal_width())
+    let table = Table::with_rows(&headings, &[2, 3], rows);
+    table.leaving_out_first(&["USER", "LAST", "ON DISK"]).render(terminal_width())
 }
 
 /// `47 % of 4.34 GiB`

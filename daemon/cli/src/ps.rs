@@ -109,7 +109,9 @@ pub(super) fn release(global: &Global, args: &ReleaseArgs) -> Result<(), ErrorBo
     }
     print_report(global, &released, |released| {
         let headings = ["ENDED LEASE OF", "PID", "USER", "COMMAND", "SINCE", "BYTES"];
-        Table::with_rows(&headings, &[1, 5], released.released.iter().map(row)).render(terminal_width())
+        Table::with_rows(&headings, &[1, 5], released.released.iter().map(row))
+            .leaving_out_first(&["SINCE", "USER"])
+            .render(terminal_width())
     })
 }
 
@@ -131,6 +133,7 @@ fn session_table(sessions: &[SessionSummary]) -> Table {
         row(session).into_iter().chain([in_memory])
     });
     Table::with_rows(&["MODEL", "PID", "USER", "COMMAND", "SINCE", "BYTES", "IN MEMORY"], &[1, 5, 6], rows)
+        .leaving_out_first(&["SINCE", "BYTES", "USER"])
 }
 
 fn pull_table(pulls: &[RunningPull]) -> Table {
@@ -141,6 +144,7 @@ fn pull_table(pulls: &[RunningPull]) -> Table {
         [pull.model.clone(), user, relative(&pull.since), done, total, speed, pull.status.clone()]
     });
     Table::with_rows(&["PULL OF", "USER", "SINCE", "DONE", "OF", "SPEED", ""], &[3, 4, 5], rows)
+        .leaving_out_first(&["SINCE", "USER", "DONE"])
 }
 
 fn row(session: &SessionSummary) -> [String; 6] {

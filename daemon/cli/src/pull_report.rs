@@ -16,6 +16,7 @@ pub(super) fn plan(plan: &PullPlan) -> String {
         [printable(&file.name), digest].into_iter().chain(sizes.map(human_bytes))
     });
     let table = Table::with_rows(&headings, &[2, 3, 4, 5, 6], rows);
+    let table = table.leaving_out_first(&["DIGEST", "SIMILAR", "RESUMED", "STORED"]);
     let total = human_bytes(plan.download_bytes);
     let mut text = table.render(terminal_width());
     text.push_str(&format!("{}: would download {total}\n", printable(&plan.name)));

@@ -162,6 +162,7 @@ fn render(verified: &Verified) -> String {
         return format!("{checked}: no damage found\n");
     }
     let table = Table::with_rows(&["DIGEST", "MODELS", "STATE", "REASON"], &[], corrupt.iter().map(row));
+    let table = table.with_names_in(&[]).with_texts_in(&[1, 2, 3]);
     format!("{}{checked} read\n", table.render(terminal_width()))
 }
 

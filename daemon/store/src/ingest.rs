@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use blobd_model::kind::ModelKind;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::recipe::Recipe;
@@ -21,7 +20,7 @@ use crate::leases::Lease;
 use crate::ledger::charge_limit::{Account, ChargeLimit};
 use crate::liveness::EvictionObserver;
 use crate::names::name_rule::NameRule;
-use crate::names::origins::FileVersion;
+use crate::names::origins::{FileVersion, RecordedFacts};
 use crate::names::records::{Actor, NameOrigin, Verb};
 use crate::node::Node;
 use crate::seal::StagedBlob;
@@ -56,7 +55,7 @@ pub struct Ingest {
     rule: NameRule,
     name_origin: Option<NameOrigin>,
     versions: Vec<FileVersion>,
-    kind: Option<ModelKind>,
+    facts: RecordedFacts,
     actor: Actor,
     renamed: Option<Reference>,
     /// Who is charged for the name, if not the actor.
@@ -130,7 +129,7 @@ impl Ingest {
             rule: NameRule::default(),
             name_origin: None,
             versions: Vec::new(),
-            kind: None,
+            facts: RecordedFacts::default(),
             actor: Actor::daemon(Verb::Import),
             renamed: None,
             account: None,
@@ -345,8 +344,8 @@ impl Ingest {
     }
 
     /// The commit records what the model is with the origin.
-    pub fn note_kind(&mut self, kind: ModelKind) {
-        self.kind = Some(kind);
+    pub fn note_facts(&mut self, facts: RecordedFacts) {
+        self.facts = facts;
     }
 
     /// The commit deletes what is left in `partial/` under this name.

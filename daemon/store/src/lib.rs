@@ -104,7 +104,7 @@ pub use liveness::{EvictionObserver, Liveness, MakeSpace, gc};
 pub use lock_file::{CommandState, LockHolder};
 pub use names::history::NameHistory;
 pub use names::name_rule::{NameRule, NameUser};
-pub use names::origins::FileVersion;
+pub use names::origins::{FileVersion, RecordedFacts};
 pub use names::pins::Pinner;
 pub use names::records::{Actor, HistoryEntry, HistoryRow, NameOrigin, Verb};
 pub use names::summaries::{ListingSize, ManifestSummary, TagSummary};

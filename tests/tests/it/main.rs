@@ -111,6 +111,7 @@ mod space_model;
 mod special_files;
 mod substituted;
 mod system_service;
+mod tables;
 mod tensor;
 mod tensor_index;
 mod tensor_layers;

@@ -1,4 +1,4 @@
-//! What sharing saves is one number, wherever it is shown: `df`, the page's data, the metrics, the demo and the README.
+//! What sharing saves is one number, wherever it is shown: `df`, `ls`, the page's data, the metrics, the demo and the README.
 
 use std::fs;
 use std::path::Path;
@@ -74,7 +74,19 @@ fn savings_are_the_same_everywhere() {
     let text = daemon.command().line("df").succeeds().text();
     let line = format!("models  2 models: {files} as files, {stored} stored, {saved} saved");
     assert!(text.contains(&line), "{line}: {text}");
-    assert!(text.contains("base:a and 5 other names"), "{text}");
+    let base = text.lines().find(|line| line.starts_with("base:a ")).unwrap_or_default();
+    assert!(base.ends_with("  and 5 other names"), "{text}");
+    let listed = daemon.command().line("ls").succeeds().text();
+    let last = format!("7 names of 2 models: {files} as files, {stored} stored, {saved} saved");
+    assert!(listed.lines().last().unwrap_or_default().starts_with(&last), "{last}: {listed}");
+    let listed = daemon.command().line("ls --json").succeeds().json();
+    for (field, bytes) in figures {
+        assert_eq!(listed[field].as_u64(), Some(bytes), "{field}: {listed}");
+    }
+    let own = listed["models"][0]["unique_bytes"]
+        .as_u64()
+        .zip(usage.models.first().map(|model| model.unique_bytes));
+    assert!(own.is_some_and(|(listed, used)| listed == used), "{listed}");
 }
 
 #[test]

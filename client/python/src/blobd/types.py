@@ -52,6 +52,10 @@ class ModelSummary:
     """The sum of its files' sizes, as if nothing were shared."""
     kind: Optional[str]
     """What the model is; absent if that is not recorded, as in a store of an earlier version."""
+    architecture: Optional[str]
+    """The model family, such as `llama`; absent if it is not recorded: of an earlier version, or of safetensors."""
+    quantization: Optional[str]
+    """The file type, such as `Q4_K_M`; absent if it is not recorded."""
     modified: str
     """When the name was last set."""
     pinned: bool

@@ -10,7 +10,7 @@
 //! - Finding a daemon: [`connect`], [`local_server`], [`system_service`].
 //! - Models that are named: [`model_name`], [`model_source`], [`described_model`], [`local_files`], [`local_folder`], [`source_file`],
 //!   [`model_folder`].
-//! - Results: [`output`] (tables, JSON), [`times`], [`progress`], [`batch`], [`output_file`], [`lost_models`], [`residency`],
+//! - Results: [`output`] (text, JSON), [`table`], [`times`], [`progress`], [`batch`], [`output_file`], [`lost_models`], [`residency`],
 //!   [`log`].
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
@@ -42,4 +42,5 @@ pub mod residency;
 pub mod source_file;
 mod sys;
 pub mod system_service;
+pub mod table;
 pub mod times;

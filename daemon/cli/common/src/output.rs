@@ -1,4 +1,4 @@
-//! Writes text, tables and JSON to standard output, and messages to standard error.
+//! Writes text and JSON to standard output, and messages to standard error.
 
 use std::fmt::Display;
 use std::io::{self, Write as _};
@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::log::at_error_priority;
+pub use crate::table::Table;
 use crate::{ErrorBody, ErrorCode, internal};
 
 /// Writes to standard output.
@@ -202,147 +203,6 @@ pub fn or_dash(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// A table whose first row is the heading. If the rows are wider than the terminal, one column is truncated: the
-/// first, which contains names, unless another is chosen.
-#[derive(Clone, Debug, Default)]
-pub struct Table {
-    rows: Vec<Row>,
-    right: Vec<usize>,
-    truncated: usize,
-}
-
-#[derive(Clone, Debug)]
-enum Row {
-    Cells(Vec<String>),
-    /// A line of text between the rows.
-    Line(String),
-}
-
-impl Row {
-    fn cells(&self) -> &[String] {
-        match self {
-            Self::Cells(cells) => cells,
-            Self::Line(_) => &[],
-        }
-    }
-}
-
-impl Table {
-    /// A table with these headings. `right` lists the columns that are aligned to the right.
-    #[must_use]
-    pub fn new(headings: &[&str], right: &[usize]) -> Self {
-        let headings = headings.iter().map(|heading| (*heading).to_owned()).collect();
-        Self { rows: vec![Row::Cells(headings)], right: right.to_vec(), truncated: 0 }
-    }
-
-    /// A table with these rows; see [`Self::new`].
-    pub fn with_rows<R: IntoIterator<Item = String>>(
-        headings: &[&str],
-        right: &[usize],
-        rows: impl IntoIterator<Item = R>,
-    ) -> Self {
-        let mut table = Self::new(headings, right);
-        rows.into_iter().for_each(|row| table.row(row));
-        table
-    }
-
-    /// Truncates another column instead, such as one with values.
-    pub fn truncating(self, column: usize) -> Self {
-        Self { truncated: column, ..self }
-    }
-
-    /// Adds a row.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(Row::Cells(cells.into_iter().map(|cell| printable(&cell)).collect()));
-    }
-
-    /// Adds a line below the last row, whatever the widths of the columns are.
-    pub fn line(&mut self, line: &str) {
-        self.rows.push(Row::Line(printable(line)));
-    }
-
-    /// The number of rows, without the headings.
-    pub fn row_count(&self) -> usize {
-        self.rows.len().saturating_sub(1)
-    }
-
-    /// Whether it has more than its headings.
-    pub fn has_rows(&self) -> bool {
-        self.row_count() > 0
-    }
-
-    /// Keeps at most `most` rows below the heading. The last one then says how many are left out.
-    pub fn shorten(&mut self, most: usize) {
-        let shown = most.max(1) - 1;
-        let left_out = self.row_count() - shown.min(self.row_count());
-        if self.row_count() > most {
-            self.rows.truncate(shown + 1);
-            self.line(&format!("and {left_out} more"));
-        }
-    }
-
-    /// The lines, none of which is longer than `width` columns if one column can be cut far enough.
-    #[must_use]
-    pub fn render(&self, width: usize) -> String {
-        const GAP: usize = 2;
-        let mut widths = self.column_widths();
-        let total: usize = widths.iter().map(|column| column + GAP).sum();
-        if let (Some(column), excess @ 1..) =
-            (widths.get_mut(self.truncated), total.saturating_sub(GAP + width.min(total)))
-        {
-            *column = column.saturating_sub(excess).max(8);
-        }
-        let mut text = String::new();
-        for row in &self.rows {
-            match row {
-                Row::Cells(cells) => text.push_str(self.aligned(cells, &widths).trim_end()),
-                Row::Line(line) => text.push_str(line),
-            }
-            text.push('\n');
-        }
-        text
-    }
-
-    fn aligned(&self, cells: &[String], widths: &[usize]) -> String {
-        let mut line = String::new();
-        for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
-            let is_padded = index + 1 < cells.len() || self.right.contains(&index);
-            let most = if is_padded || index == self.truncated { *width } else { usize::MAX };
-            self.push_cell(&mut line, index, cell, (most, is_padded));
-        }
-        line
-    }
-
-    fn column_widths(&self) -> Vec<usize> {
-        let columns = self.rows.iter().map(|row| row.cells().len()).max().unwrap_or_default();
-        let widest = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.cells().get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or_default()
-        };
-        (0..columns).map(widest).collect()
-    }
-
-    /// Appends a cell, cut to `width` or padded to it, and the gap after it. The width may be millions, which format
-    /// strings cannot pad to. The last column on the left is not padded.
-    fn push_cell(&self, line: &mut String, column: usize, cell: &str, (width, is_padded): (usize, bool)) {
-        let length = cell.chars().count();
-        if length > width {
-            line.extend(cell.chars().take(width.saturating_sub(1)).chain(['…']));
-        } else {
-            let padding = if is_padded { width - length } else { 0 };
-            let spaces = std::iter::repeat_n(' ', padding);
-            if self.right.contains(&column) {
-                line.extend(spaces);
-                line.push_str(cell);
-            } else {
-                line.push_str(cell);
-                line.extend(spaces);
-            }
-        }
-        line.push_str("  ");
-    }
-}
-
 /// The parts of a total behind it, those of 0 bytes left out: `, all sent`, or ` = 3 MiB sent + 1 MiB mounted`.
 pub fn sum_of_parts(parts: &[(u64, &str)]) -> String {
     let parts: Vec<_> = parts.iter().filter(|(bytes, _)| *bytes > 0).collect();
@@ -359,50 +219,6 @@ pub fn sum_of_parts(parts: &[(u64, &str)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn table_fits_its_width_by_cutting_names() {
-        let mut table = Table::new(&["NAME", "SIZE"], &[1]);
-        table.row(["a-very-long-name-of-a-model:latest".to_owned(), "4.35 GiB".to_owned()]);
-        table.row(["short:1".to_owned(), "12 B".to_owned()]);
-        let text = table.render(30);
-        assert!(text.lines().all(|line| line.chars().count() <= 30), "{text}");
-        assert!(text.contains("a-very-long-name-of…"), "{text}");
-        assert!(table.render(200).contains("a-very-long-name-of-a-model:latest  4.35 GiB"));
-    }
-
-    #[test]
-    fn another_column_can_be_cut_instead() {
-        let mut table = Table::new(&["name", "m:1"], &[]).truncating(1);
-        table.row(["description".to_owned(), "a text that is longer than the line".to_owned()]);
-        let text = table.render(30);
-        assert_eq!(text, "name         m:1\ndescription  a text that is l…\n");
-    }
-
-    #[test]
-    fn shortened_table_says_how_many_rows_are_left_out() {
-        let mut table = Table::new(&["N"], &[]);
-        (0..5).for_each(|number| table.row([number.to_string()]));
-        let rows = |most: usize| {
-            let mut table = table.clone();
-            table.shorten(most);
-            (table.row_count(), table.render(80))
-        };
-        assert_eq!(rows(5), (5, "N\n0\n1\n2\n3\n4\n".to_owned()));
-        assert_eq!(rows(3), (3, "N\n0\n1\nand 3 more\n".to_owned()));
-        assert_eq!(rows(0), (1, "N\nand 5 more\n".to_owned()));
-    }
-
-    #[test]
-    fn value_of_any_length_can_be_a_cell() {
-        let long = "x".repeat(100_000);
-        let mut table = Table::new(&["KEY", "TYPE", "VALUE"], &[]);
-        table.row([long.clone(), "string".to_owned(), "1".to_owned()]);
-        table.row(["b".to_owned(), "string".to_owned(), long.clone()]);
-        let text = table.render(usize::MAX);
-        assert_eq!(text.lines().nth(1), Some(format!("{long}  string  1").as_str()));
-        assert!(text.lines().nth(2).unwrap().ends_with(&long));
-    }
 
     #[test]
     fn long_messages_are_broken_between_words() {

@@ -13,6 +13,7 @@ pub(super) fn render(usage: &UserUsage, width: usize) -> String {
         [name(user), uid, charged, unique, shared, user.models.to_string(), quota, state.to_owned()]
     });
     let table = Table::with_rows(&columns, &[1, 2, 3, 4, 5], rows);
+    let table = table.leaving_out_first(&["UID", "SHARED", "UNIQUE", "MODELS"]);
     let total = usage.disk_bytes.map(|bytes| format!("total {} on disk\n", human_bytes(bytes)));
     table.render(width) + &total.unwrap_or_default() + &groups(usage, width)
 }

@@ -62,10 +62,11 @@ fn duration(key: &str, value: &str) -> Result<Duration, String> {
 }
 
 impl Filter {
-    /// Whether only the model's header has what it compares. The kind is usually recorded.
+    /// Whether only the model's header has what it compares. Usually it is recorded.
     pub(super) const fn needs_header(&self, model: &ModelSummary) -> bool {
         match self {
-            Self::Architecture(_) | Self::Quantization(_) => true,
+            Self::Architecture(_) => model.architecture.is_none(),
+            Self::Quantization(_) => model.quantization.is_none(),
             Self::Kind(_) => model.kind.is_none(),
             _ => false,
         }

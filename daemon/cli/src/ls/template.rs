@@ -28,6 +28,7 @@ enum Field {
     Digest,
     Size,
     Bytes,
+    OnDisk,
     Modified,
     Age,
     Used,
@@ -36,6 +37,7 @@ enum Field {
     Kind,
     Architecture,
     Quantization,
+    State,
 }
 
 impl FromStr for Template {
@@ -73,14 +75,16 @@ impl Template {
         self.parts.is_empty()
     }
 
-    pub(super) fn needs_use(&self) -> bool {
-        self.parts.contains(&Part::Field(Field::Used))
+    pub(super) fn needs_usage(&self) -> bool {
+        [Field::Used, Field::OnDisk].iter().any(|field| self.parts.contains(&Part::Field(*field)))
     }
 
-    /// Whether it shows something that only the model's header says. The kind is usually recorded.
+    /// Whether it shows something that only the model's header says. Usually it is recorded.
     pub(super) fn needs_header(&self, model: &ModelSummary) -> bool {
         let shows = |field| self.parts.contains(&Part::Field(field));
-        shows(Field::Architecture) || shows(Field::Quantization) || shows(Field::Kind) && model.kind.is_none()
+        shows(Field::Architecture) && model.architecture.is_none()
+            || shows(Field::Quantization) && model.quantization.is_none()
+            || shows(Field::Kind) && model.kind.is_none()
     }
 
     pub(super) fn line(&self, model: &ModelSummary, facts: &Facts) -> String {
@@ -100,6 +104,7 @@ impl Field {
             Self::Digest => model.digest.to_string(),
             Self::Size => human_bytes(model.size),
             Self::Bytes => model.size.to_string(),
+            Self::OnDisk => or_dash(facts.on_disk(model)),
             Self::Modified => model.modified.clone(),
             Self::Age => relative(&model.modified),
             Self::Used => or_dash(facts.used(model)),
@@ -108,6 +113,7 @@ impl Field {
             Self::Kind => or_dash(facts.kind(model)),
             Self::Architecture => or_dash(facts.architecture(model)),
             Self::Quantization => or_dash(facts.quantization(model)),
+            Self::State => or_dash(model.damage.as_ref()),
         }
     }
 }

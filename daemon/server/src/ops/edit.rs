@@ -8,9 +8,8 @@ use std::sync::Arc;
 use blobd_client::protocol::naming::{ChangedKey, EditParams, Edited, KeyChange, NameEffects};
 use blobd_model::edit::{Change, EditedHeader, KeyEdit};
 use blobd_model::facts::ModelFacts;
-use blobd_model::kind::ModelKind;
 use blobd_model::metadata_json::Abridger;
-use blobd_store::{Model, Store, Verb};
+use blobd_store::{Model, RecordedFacts, Store, Verb};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::MetadataValue;
 use blobd_store_format::gguf::Header;
@@ -140,14 +139,17 @@ struct HashedHeader {
 struct ChangedFacts {
     /// Before and after the edit.
     quantizations: [Option<String>; 2],
-    /// Absent if it is not known.
-    kind: Option<ModelKind>,
+    /// Those of the weights after the edit; absent if they are not known.
+    weights: Option<ModelFacts>,
 }
 
 impl ChangedFacts {
     /// The facts of an edit that keeps the weights of the model.
     fn of_stored(store: &Store, model: &Model) -> Self {
-        Self { kind: store.names().kind(model.manifest.digest()), ..Self::default() }
+        let RecordedFacts { kind, architecture, quantization } = store.names().facts(model.manifest.digest());
+        let weights =
+            kind.map(|kind| ModelFacts { kind, architecture, quantization, ..ModelFacts::default() });
+        Self { weights, ..Self::default() }
     }
 }
 
@@ -166,12 +168,11 @@ fn edit_header<'m>(
     edited.changed = changed_keys(&source_header, &header);
     edited.effects.notes.extend(header.absent.iter().map(|key| absent_key(&source, key)));
     edited.template_layer = layers.set_template(params.template_layer.as_deref());
-    let quantizations =
-        [&source_header, &header.header].map(|header| ModelFacts::from_header(header).quantization);
-    let kind = Some(ModelKind::from_header(&header.header));
+    let [before, after] = [&source_header, &header.header].map(|header| ModelFacts::from_header(header));
+    let quantizations = [before.quantization, after.quantization.clone()];
     // Reading all tensors can take minutes, and headers are large: the source's is dropped.
     let file = EditedFile::new(&weights, &source_header, header)?;
-    Ok(NewHeader { weights, file, facts: ChangedFacts { quantizations, kind } })
+    Ok(NewHeader { weights, file, facts: ChangedFacts { quantizations, weights: Some(after) } })
 }
 
 impl NewHeader<'_> {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use blobd_model::facts::ModelFacts;
 use blobd_model::kind::ModelKind;
-use blobd_store::{FileVersion, Ingest};
+use blobd_store::{FileVersion, Ingest, RecordedFacts};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::{FileFormat, Shard};
@@ -70,7 +70,7 @@ impl NewModel {
     /// # Errors
     /// [`OpError::Shards`].
     pub(super) fn check_published(&self, ingest: &mut Ingest, manifest: &Manifest) -> Result<(), OpError> {
-        ingest.note_kind(kind_of(manifest, self.facts()?.kind));
+        ingest.note_facts(recorded(manifest, &self.facts()?));
         Ok(())
     }
 
@@ -95,10 +95,10 @@ impl NewModel {
             digest: ingest.add_bytes(&config)?,
             size: config.len() as u64,
         };
-        self.compose_with(ingest, config, facts.kind)
+        self.compose_with(ingest, config, &facts)
     }
 
-    /// Composes a manifest with this configuration. Notes what the model is; `weights` is the kind of its weights.
+    /// Composes a manifest with this configuration. Notes what the model is; `facts` are those of its weights.
     ///
     /// # Errors
     /// Those of [`Manifest::compose_named`].
@@ -106,11 +106,11 @@ impl NewModel {
         self,
         ingest: &mut Ingest,
         config: Descriptor,
-        weights: ModelKind,
+        facts: &ModelFacts,
     ) -> Result<Manifest, OpError> {
         let layers = self.files.into_iter().map(|file| (file.descriptor, file.name)).collect();
         let manifest = Manifest::compose_named(config, layers)?;
-        ingest.note_kind(kind_of(&manifest, weights));
+        ingest.note_facts(recorded(&manifest, facts));
         Ok(manifest)
     }
 
@@ -147,6 +147,18 @@ fn config(facts: &ModelFacts, files: &[NewFile]) -> Result<Vec<u8>, ManifestErro
         rootfs: RootFs { r#type: "layers", diff_ids },
     };
     serde_json::to_vec(&config).map_err(ManifestError::Json)
+}
+
+/// What the store records of a model with this manifest, so that lists need no headers.
+pub(super) fn recorded(manifest: &Manifest, facts: &ModelFacts) -> RecordedFacts {
+    /// Headers are untrusted, and a record must stay small.
+    const MAX_BYTES: usize = 100;
+    let short = |text: &Option<String>| text.clone().filter(|text| text.len() <= MAX_BYTES);
+    RecordedFacts {
+        kind: Some(kind_of(manifest, facts.kind)),
+        architecture: short(&facts.architecture),
+        quantization: short(&facts.quantization),
+    }
 }
 
 /// Determines the kind of a model with this manifest; `weights` is the kind of its weights by their header.

@@ -122,7 +122,7 @@ impl Ingest {
         let origin = origin
             .map(|origin| {
                 let reserve = |length| self.staging.reserve_record(length);
-                OriginRecord::new(origin, self.versions.clone(), self.kind, reserve)
+                OriginRecord::new(origin, self.versions.clone(), self.facts.clone(), reserve)
             })
             .transpose()?;
         let tag = self.reserve_record(manifest.raw().len() as u64)?;

@@ -30,13 +30,36 @@ struct Origin {
     origin: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     files: Vec<FileVersion>,
-    /// Absent in records of earlier versions.
+    #[serde(flatten)]
+    facts: RecordedFacts,
+}
+
+/// What is recorded of a model's weights, so that a list of models needs no headers. Records of earlier versions lack it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedFacts {
     #[serde(
         default,
         deserialize_with = "ModelKind::deserialize_known",
         skip_serializing_if = "Option::is_none"
     )]
-    kind: Option<ModelKind>,
+    pub kind: Option<ModelKind>,
+    /// The model family, such as `llama`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub architecture: Option<String>,
+    /// The file type, such as `Q4_K_M`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantization: Option<String>,
+}
+
+impl RecordedFacts {
+    /// With what only the other record has.
+    fn or(self, other: Self) -> Self {
+        Self {
+            kind: self.kind.or(other.kind),
+            architecture: self.architecture.or(other.architecture),
+            quantization: self.quantization.or(other.quantization),
+        }
+    }
 }
 
 /// The origin of a manifest, with disk space reserved for its file.
@@ -51,10 +74,10 @@ impl OriginRecord {
     pub(crate) fn new(
         origin: &str,
         files: Vec<FileVersion>,
-        kind: Option<ModelKind>,
+        facts: RecordedFacts,
         reserve: impl FnOnce(u64) -> Result<Reservation, StoreError>,
     ) -> Result<Self, StoreError> {
-        let origin = Origin { origin: origin.to_owned(), files, kind };
+        let origin = Origin { origin: origin.to_owned(), files, facts };
         let length = origin.encode()?.len() as u64;
         Ok(Self { origin, reservation: reserve(length)? })
     }
@@ -74,16 +97,16 @@ impl Origin {
         if json.len() as u64 <= Self::MAX_BYTES {
             return Ok(json);
         }
-        let without = Self { origin: self.origin.clone(), files: Vec::new(), kind: self.kind };
+        let without = Self { origin: self.origin.clone(), files: Vec::new(), facts: self.facts.clone() };
         StoreError::encode(&without, layout::ORIGINS)
     }
 
-    /// This record with newer versions of files, and with the kind if it has none.
-    fn with(self, newer: Vec<FileVersion>, kind: Option<ModelKind>) -> Self {
+    /// This record with newer versions of files, and with the facts that it lacks.
+    fn with(self, newer: Vec<FileVersion>, facts: RecordedFacts) -> Self {
         let is_kept = |file: &FileVersion| newer.iter().all(|newer| newer.url != file.url);
         let kept: Vec<_> = self.files.into_iter().filter(is_kept).collect();
         let files = kept.into_iter().chain(newer).collect();
-        Self { origin: self.origin, files, kind: self.kind.or(kind) }
+        Self { origin: self.origin, files, facts: self.facts.or(facts) }
     }
 }
 
@@ -104,9 +127,10 @@ impl Names {
         self.own_origin(manifest).or_else(of_lower)
     }
 
-    pub fn kind(&self, manifest: Digest) -> Option<ModelKind> {
-        let of_lower = || self.content.lower.find(|root| Ok(kind_in(root, manifest)));
-        kind_in(&self.content.root, manifest).or_else(of_lower)
+    pub fn facts(&self, manifest: Digest) -> RecordedFacts {
+        let facts = |root: &Root| record_in(root, manifest).map(|record| record.facts);
+        let of_lower = || self.content.lower.find(|root| Ok(facts(root)));
+        facts(&self.content.root).or_else(of_lower).unwrap_or_default()
     }
 
     pub(crate) fn own_origin(&self, manifest: Digest) -> Option<String> {
@@ -141,7 +165,7 @@ impl Names {
             self.ledger.write_record(temporary, &target, &origin.encode()?, Some(reservation))?;
         } else if let Some(stored) = record_in(&self.content.root, manifest) {
             let before = stored.encode()?;
-            let merged = stored.with(origin.files, origin.kind).encode()?;
+            let merged = stored.with(origin.files, origin.facts).encode()?;
             if merged != before {
                 self.ledger.write_record(temporary, &target, &merged, Some(reservation))?;
             }
@@ -177,8 +201,8 @@ pub(crate) fn origin_in(root: &Root, manifest: Digest) -> Option<String> {
     Some(record_in(root, manifest)?.origin)
 }
 
-pub(crate) fn kind_in(root: &Root, manifest: Digest) -> Option<ModelKind> {
-    record_in(root, manifest)?.kind
+pub(crate) fn facts_in(root: &Root, manifest: Digest) -> RecordedFacts {
+    record_in(root, manifest).map(|record| record.facts).unwrap_or_default()
 }
 
 fn record_in(root: &Root, manifest: Digest) -> Option<Origin> {
@@ -202,24 +226,31 @@ mod tests {
     }
 
     fn origin(files: Vec<FileVersion>) -> Origin {
-        Origin { origin: "https://a/x.gguf".to_owned(), files, kind: None }
+        Origin { origin: "https://a/x.gguf".to_owned(), files, facts: RecordedFacts::default() }
     }
 
     #[test]
     fn newer_version_of_a_file_replaces_the_older_one() {
-        let merged = origin(vec![version("a", "1"), version("b", "1")]).with(vec![version("a", "2")], None);
+        let merged = origin(vec![version("a", "1"), version("b", "1")])
+            .with(vec![version("a", "2")], RecordedFacts::default());
         assert_eq!(merged, origin(vec![version("b", "1"), version("a", "2")]));
     }
 
     #[test]
-    fn kind_is_added_to_a_record_without_one_and_then_stays() {
-        let merged = origin(Vec::new()).with(Vec::new(), Some(ModelKind::Adapter));
-        assert_eq!(merged.kind, Some(ModelKind::Adapter));
+    fn facts_are_added_to_a_record_without_them_and_then_stay() {
+        let facts = |kind, quantization: Option<&str>| RecordedFacts {
+            kind: Some(kind),
+            architecture: None,
+            quantization: quantization.map(str::to_owned),
+        };
+        let merged = origin(Vec::new()).with(Vec::new(), facts(ModelKind::Adapter, None));
+        assert_eq!(merged.facts, facts(ModelKind::Adapter, None));
         let json = merged.encode().unwrap();
         assert_eq!(serde_json::from_slice::<Origin>(&json).unwrap(), merged);
-        assert_eq!(merged.with(Vec::new(), Some(ModelKind::Draft)).kind, Some(ModelKind::Adapter));
+        let merged = merged.with(Vec::new(), facts(ModelKind::Draft, Some("Q4_K_M")));
+        assert_eq!(merged.facts, facts(ModelKind::Adapter, Some("Q4_K_M")));
         let later = br#"{"origin":"x","kind":"hologram"}"#;
-        assert_eq!(serde_json::from_slice::<Origin>(later).unwrap().kind, None, "of a later version");
+        assert_eq!(serde_json::from_slice::<Origin>(later).unwrap().facts.kind, None, "of a later version");
     }
 
     #[test]

@@ -12,7 +12,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 use std::vec::IntoIter;
 
-use blobd_model::kind::ModelKind;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::layout;
 use blobd_store_format::reference::Reference;
@@ -22,7 +21,7 @@ use crate::content::name_tree::{Found, NameEntry, NameTree, VisitedFiles};
 use crate::error::DisplayPath;
 use crate::ledger::charge_limit::Account;
 use crate::names::Names;
-use crate::names::origins::{kind_in, name_origin_in};
+use crate::names::origins::{RecordedFacts, facts_in, name_origin_in};
 use crate::names::records::{NameOrigin, account_in};
 use crate::names::tags::manifest_in;
 use crate::root::{Root, Stamp};
@@ -37,13 +36,13 @@ pub struct TagSummary {
     /// Its manifest, or why that is unusable.
     pub manifest: Result<ManifestSummary, String>,
     pub origin: NameOrigin,
-    pub kind: Option<ModelKind>,
+    pub facts: RecordedFacts,
     pub account: Option<Account>,
     /// What its manifest and the history of its name take on disk.
     pub record_bytes: u64,
     /// The lower store that it is in; `None` if it is in the store itself.
     pub lower: Option<DisplayPath>,
-    /// The length of its texts: name, origin, damage.
+    /// The length of its texts: name, origin, facts, damage.
     text_bytes: usize,
 }
 
@@ -51,7 +50,7 @@ pub struct TagSummary {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListingSize {
     pub models: usize,
-    /// The length of their texts in bytes: names, origins, damage.
+    /// The length of their texts in bytes: names, origins, facts, damage.
     pub text_bytes: usize,
 }
 
@@ -250,19 +249,21 @@ fn summary(
     };
     let origin = manifest.as_ref().ok().map(|manifest| name_origin_in(root, reference, manifest.digest));
     let origin = origin.unwrap_or_default();
-    let kind = manifest.as_ref().ok().and_then(|manifest| kind_in(root, manifest.digest));
+    let facts = manifest.as_ref().ok().map(|manifest| facts_in(root, manifest.digest)).unwrap_or_default();
     let account = manifest.as_ref().ok().and_then(|manifest| account_in(root, reference, manifest.digest));
     let (reference, record_bytes) = (reference.clone(), record_bytes(root, reference)?);
     let damage = manifest.as_ref().err().map_or(0, String::len);
     let sources = [&origin.origin, &origin.source].into_iter().flatten().map(String::len).sum::<usize>();
-    let text_bytes = reference.canonical().len() + sources + damage;
+    let facts_bytes =
+        [&facts.architecture, &facts.quantization].into_iter().flatten().map(String::len).sum::<usize>();
+    let text_bytes = reference.canonical().len() + sources + facts_bytes + damage;
     let lower = None;
     Ok(Some(TagSummary {
         reference,
         modified,
         manifest,
         origin,
-        kind,
+        facts,
         account,
         record_bytes,
         lower,
@@ -337,6 +338,7 @@ mod tests {
     use super::*;
     use crate::Store;
     use crate::testing::{begin, manifest, name, new_store};
+    use blobd_model::kind::ModelKind;
 
     fn add(store: &Arc<Store>, reference: &str) {
         let mut ingest = begin(store);
@@ -452,7 +454,7 @@ mod tests {
         let mut ingest = begin(&store).on_behalf_of(crate::Actor { uid: 7, verb: crate::Verb::Pull });
         ingest.add_bytes(b"config").unwrap();
         ingest.add_bytes(b"weights").unwrap();
-        ingest.note_kind(ModelKind::Embedding);
+        ingest.note_facts(RecordedFacts { kind: Some(ModelKind::Embedding), ..RecordedFacts::default() });
         let (model, origin) = (manifest(&[b"config", b"weights"]), "https://example.org/m.gguf");
         ingest.commit(&name("m"), &model, Some(origin)).unwrap();
         std::fs::create_dir_all(store.path(layout::manifest(&name("damaged"))).parent().unwrap()).unwrap();
@@ -462,14 +464,14 @@ mod tests {
         let error = damaged.manifest.as_ref().unwrap_err();
         assert!(error.contains("damaged"), "{error}");
         assert_eq!(
-            (damaged.kind, damaged.account, damaged.origin.clone()),
+            (damaged.facts.kind, damaged.account, damaged.origin.clone()),
             (None, None, NameOrigin::default())
         );
         assert_eq!(damaged.text_bytes, name("damaged").canonical().len() + error.len());
         let files = model.digests().into_iter().collect();
         let expected = ManifestSummary { digest: model.digest(), size: 13, files };
         assert_eq!(tag.manifest.as_ref().unwrap(), &expected);
-        assert_eq!((tag.kind, tag.lower.is_none()), (Some(ModelKind::Embedding), true));
+        assert_eq!((tag.facts.kind, tag.lower.is_none()), (Some(ModelKind::Embedding), true));
         assert_eq!(tag.origin.origin.as_deref(), Some(origin));
         let source = tag.origin.source.as_deref().map_or(0, str::len);
         assert_eq!(tag.text_bytes, name("m").canonical().len() + origin.len() + source);

@@ -7,7 +7,7 @@ use blobd_store_format::recipe::Recipe;
 
 use super::*;
 use crate::testing::{begin, file, manifest, name, new_store, new_store_with, recipe_of};
-use crate::{NameOrigin, Store, StoreOptions};
+use crate::{NameOrigin, RecordedFacts, Store, StoreOptions};
 
 /// Adds a model of a whole file and of one that is split, and returns the recipe.
 fn add(store: &Arc<Store>, tag: &str) -> Recipe {
@@ -17,7 +17,7 @@ fn add(store: &Arc<Store>, tag: &str) -> Recipe {
     }
     let recipe = recipe_of(&[b"head", b"tensor"]);
     ingest.add_recipe(recipe.clone());
-    ingest.note_kind(ModelKind::Reranker);
+    ingest.note_facts(RecordedFacts { kind: Some(ModelKind::Reranker), ..RecordedFacts::default() });
     ingest.commit(&name(tag), &manifest(&[b"config", b"headtensor"]), Some("https://example.org/m")).unwrap();
     recipe
 }
@@ -84,7 +84,7 @@ fn lengths_and_origins_of_models_of_lower_stores_are_known() {
     assert_eq!(store.names.manifest_length(&name("m")).unwrap(), model.raw().len() as u64);
     let recipes = recipe.to_json().len() as u64;
     assert_eq!(store.names.recipes_length(&name("m")).unwrap(), (model.digest(), recipes));
-    assert_eq!(store.names.kind(model.digest()), Some(ModelKind::Reranker));
+    assert_eq!(store.names.facts(model.digest()).kind, Some(ModelKind::Reranker));
     assert_eq!(store.names.origin(model.digest()).as_deref(), Some("https://example.org/m"));
     assert_eq!(store.names.own_origin(model.digest()), None);
     assert_eq!(
@@ -104,9 +104,9 @@ fn unknown_manifest_has_neither_kind_nor_origin() {
     let (_folder, store) = new_store();
     add(&store, "m");
     let known = manifest(&[b"config", b"headtensor"]).digest();
-    assert_eq!(store.names.kind(known), Some(ModelKind::Reranker));
+    assert_eq!(store.names.facts(known).kind, Some(ModelKind::Reranker));
     let unknown = Digest::of(b"unknown");
-    assert_eq!((store.names.kind(unknown), store.names.origin(unknown)), (None, None));
+    assert_eq!((store.names.facts(unknown).kind, store.names.origin(unknown)), (None, None));
     assert_eq!(store.names.name_origin(&name("m"), unknown), NameOrigin::default());
     assert_eq!(store.names.origins().unwrap(), [known]);
     store.names.remove_origin(known).unwrap();

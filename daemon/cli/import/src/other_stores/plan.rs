@@ -337,5 +337,6 @@ pub(crate) fn table(plan: &FoundModels) -> String {
     });
     let columns = ["MODEL", "FROM", "SIZE", "ADDS", "SHARES", "STATE"];
     let table = Table::with_rows(&columns, &[2, 3, 4], rows);
+    let table = table.leaving_out_first(&["SHARES", "FROM", "SIZE"]);
     table.render(terminal_width()) + &plan.total.text()
 }

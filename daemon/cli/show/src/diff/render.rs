@@ -1,6 +1,6 @@
 //! The tables of `diff`.
 
-use blobd_cli_common::output::{Table, human_bytes, or_dash, printable, terminal_width};
+use blobd_cli_common::output::{Table, human_bytes, or_dash, terminal_width};
 use blobd_model::diff::Change;
 use blobd_model::metadata_json::short_text;
 use blobd_store_format::size::human_number;
@@ -12,10 +12,11 @@ use crate::Digest;
 const MAX_VALUE_CHARS: usize = 40;
 
 pub(super) fn render(report: &Report) -> String {
+    let mut models = Table::new(&["A", &report.a], &[]).with_names_in(&[1]);
+    models.row(["B".to_owned(), report.b.clone()]);
     let head = format!(
-        "A  {}\nB  {}\n{} shared, {} only in A, {} only in B\n",
-        printable(&report.a),
-        printable(&report.b),
+        "{}{} shared, {} only in A, {} only in B\n",
+        models.render(terminal_width()),
         human_bytes(report.shared_bytes),
         human_bytes(report.only_a_bytes),
         human_bytes(report.only_b_bytes)
@@ -64,7 +65,8 @@ fn tensors(report: &Report) -> Table {
         let cells = [name].into_iter().chain(file).chain([tensor.change.name().to_owned(), a, b]);
         cells.chain(error)
     });
-    Table::with_rows(&headings, &[], rows)
+    let texts: Vec<_> = (1..headings.len()).collect();
+    Table::with_rows(&headings, &[], rows).with_texts_in(&texts).leaving_out_first(&["ERROR"])
 }
 
 /// The file of A, or of B if only that has the tensor; of a renamed tensor both.
@@ -84,7 +86,7 @@ fn described(form: &TensorForm) -> String {
 
 fn metadata(report: &Report) -> Table {
     let rows = report.metadata.iter().map(|row| [row.key.clone(), cut(&row.a), cut(&row.b)]);
-    Table::with_rows(&["KEY", "IN A", "IN B"], &[], rows)
+    Table::with_rows(&["KEY", "IN A", "IN B"], &[], rows).with_texts_in(&[1, 2])
 }
 
 fn cut(value: &Json) -> String {

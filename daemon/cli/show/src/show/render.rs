@@ -60,7 +60,7 @@ fn shorten(tables: &mut [Table], room: usize) {
 }
 
 fn overview(document: &Document, model: &DescribedModel) -> Table {
-    let mut table = Table::new(&["name", &printable(&document.name)], &[]).truncating(1);
+    let mut table = Table::new(&["name", &printable(&document.name)], &[]).of_values();
     let mut row = |label: &str, value: Option<String>| {
         if let Some(value) = value {
             table.row([label.to_owned(), value]);
@@ -267,7 +267,8 @@ fn types(document: &Document) -> Table {
 
 /// The files of the model. Models with a file per tensor have thousands: these are one row.
 fn files(document: &Document) -> Table {
-    let mut table = Table::new(&["FILE", "DIGEST", "SIZE", "STORED"], &[2]);
+    let table = Table::new(&["FILE", "DIGEST", "SIZE", "STORED"], &[2]);
+    let mut table = table.leaving_out_first(&["DIGEST", "STORED"]);
     let (tensors, others): (Vec<_>, Vec<_>) =
         document.layers.iter().partition(|layer| layer.media_type.component() == "tensor");
     for layer in others {
@@ -309,7 +310,7 @@ fn layers(rows: &[NetworkLayer]) -> Table {
 
 fn metadata(document: &Document) -> Table {
     let rows = document.metadata.iter().map(|(key, value)| [key.clone(), short_text(value)]);
-    Table::with_rows(&["KEY", "VALUE"], &[], rows).truncating(1)
+    Table::with_rows(&["KEY", "VALUE"], &[], rows)
 }
 
 fn form(document: &Document) -> Option<Table> {
@@ -329,7 +330,7 @@ fn form(document: &Document) -> Option<Table> {
 
 fn keys(document: &Document) -> Option<Table> {
     let rows = document.keys.as_ref()?.iter().map(WholeKey::cells);
-    Some(Table::with_rows(&["KEY", "TYPE", "VALUE"], &[], rows).truncating(2))
+    Some(Table::with_rows(&["KEY", "TYPE", "VALUE"], &[], rows))
 }
 
 fn tensors(document: &Document) -> Table {
@@ -344,5 +345,5 @@ fn tensors(document: &Document) -> Table {
     });
     let headings = ["TENSOR", "TYPE", "SHAPE", "SIZE", "OFFSET", "BLOB", "FILE"];
     let headings = if has_files { &headings[..] } else { &headings[..6] };
-    Table::with_rows(headings, &[3, 4], rows)
+    Table::with_rows(headings, &[3, 4], rows).leaving_out_first(&["OFFSET", "BLOB", "SIZE"])
 }

@@ -8,7 +8,7 @@ use blobd_store_format::manifest::Manifest;
 
 use super::ChangedFacts;
 use crate::ops::OpError;
-use crate::ops::new_model::{NewFile, NewModel, kind_of};
+use crate::ops::new_model::{NewFile, NewModel, recorded};
 
 /// In the order of the manifest.
 pub(super) struct EditedLayers<'m> {
@@ -79,7 +79,10 @@ impl<'m> EditedLayers<'m> {
     /// Stores the new files and composes the manifest, which is that of the source if nothing has changed.
     pub(super) fn compose(self, ingest: &mut Ingest, facts: &ChangedFacts) -> Result<Manifest, OpError> {
         if self.are_those_of(&self.model.manifest) {
-            facts.kind.into_iter().for_each(|kind| ingest.note_kind(kind_of(&self.model.manifest, kind)));
+            facts
+                .weights
+                .iter()
+                .for_each(|weights| ingest.note_facts(recorded(&self.model.manifest, weights)));
             return Ok(self.model.manifest.clone());
         }
         for content in self.layers.iter().filter_map(|layer| layer.content.as_deref()) {
@@ -87,11 +90,11 @@ impl<'m> EditedLayers<'m> {
         }
         let config = self.config(ingest, &facts.quantizations)?;
         let files = self.layers.into_iter().map(|layer| (layer.descriptor, layer.name));
-        let Some(kind) = facts.kind else {
+        let Some(weights) = &facts.weights else {
             return Ok(Manifest::compose_named(config, files.collect())?);
         };
         let files = files.map(|(descriptor, name)| NewFile::new(descriptor, name.as_deref())).collect();
-        NewModel::new(self.model.reference.short(), files).compose_with(ingest, config, kind)
+        NewModel::new(self.model.reference.short(), files).compose_with(ingest, config, weights)
     }
 
     /// The configuration with the digests and the file type of the new layers. Everything else stays as it is, byte for

@@ -168,8 +168,6 @@ fn commit(change: &NameChange<'_>, ingest: Ingest, model: &Model, was_below: boo
     let name = &model.reference;
     let (origin, name_origin) = (store.names().origin(digest), store.names().name_origin(name, digest));
     let mut ingest = ingest.with_name_origin(name_origin);
-    if let Some(kind) = store.names().kind(digest) {
-        ingest.note_kind(kind);
-    }
+    ingest.note_facts(store.names().facts(digest));
     change.commit_if(ingest, name, (&model.manifest, origin.as_deref()), is_unchanged)
 }
