@@ -91,9 +91,13 @@ fn what_is_not_one_model_is_refused_with_what_can_be_named_instead() {
     };
     fs::create_dir(scratch.join("gguf")).unwrap();
     let _ = ModelFile::dense(1).write_to(&scratch.join("gguf"), "a-Q8_0.gguf");
+    // The only model of a folder is meant.
+    let shown = json(&blobd, &["show", scratch.join("gguf").to_str().unwrap()]);
+    assert_eq!(shown["layers"][0]["name"], "a-Q8_0.gguf");
+    let _ = ModelFile::dense(2).write_to(&scratch.join("gguf"), "b-Q8_0.gguf");
     assert_eq!(
         refused("gguf", 2),
-        "blobd: DIR/gguf: expected one model, found GGUF files\nhint: name one of them, such as DIR/gguf/a-Q8_0.gguf\n"
+        "blobd: DIR/gguf: expected one model, found several GGUF models\nhint: name one of them, such as DIR/gguf/a-Q8_0.gguf\n"
     );
     ModelFolder::transformers(1).write_to(scratch.join("several/one"));
     ModelFolder::transformers(2).write_to(scratch.join("several/two"));

@@ -164,9 +164,16 @@ fn shard_and_directory_are_refused_with_a_hint() {
     let error = blobd.run(["import", path.to_str().unwrap(), "--json"]).exits_with(1).error();
     assert!(error.message.contains("missing are \"m-00002-of-00002.gguf\""), "{error}");
     assert!(error.hint.unwrap().contains("download the missing shards"));
-    let error = blobd.run(["show", folder.path().to_str().unwrap(), "--json"]).exits_with(2).error();
-    assert!(error.message.contains("expected a regular file, found a directory"), "{error}");
-    assert!(error.hint.unwrap().contains("name a GGUF file"));
+    let error = blobd.run(["show", folder.path().to_str().unwrap(), "--json"]).exits_with(3).error();
+    assert!(error.message.contains("m-00002-of-00002.gguf"), "{error}");
+    std::fs::create_dir(folder.path().join("empty")).unwrap();
+    let empty = folder.path().join("empty");
+    let error = blobd.run(["show", empty.to_str().unwrap(), "--json"]).exits_with(2).error();
+    assert!(
+        error.message.contains("expected a file, or the folder of a model, found another folder"),
+        "{error}"
+    );
+    assert!(error.hint.unwrap().contains("name a GGUF or safetensors file"));
     let error = blobd.run(["import", folder.path().to_str().unwrap(), "--json"]).exits_with(1).error();
     assert!(error.message.contains("missing are \"m-00002-of-00002.gguf\""), "{error}");
 }

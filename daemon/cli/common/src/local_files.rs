@@ -31,10 +31,7 @@ const MAX_JSON_BYTES: u64 = 1 << 20;
 /// # Errors
 /// When a file cannot be read or has no tensors, and when the folder is not one model.
 pub fn describe_path(path: &Path) -> Result<DescribedModel, ErrorBody> {
-    let files = match path.is_dir() {
-        true => describe_folder(path)?,
-        false => shards(path).iter().map(|path| describe_file(path)).collect::<Result<_, _>>()?,
-    };
+    let files = if path.is_dir() { describe_folder(path)? } else { describe_shards(path)? };
     let name = path.display().to_string();
     Ok(DescribedModel { name, digest: None, place: ModelLocation::LocalFiles, files })
 }
@@ -46,6 +43,10 @@ fn shards(path: &Path) -> Vec<PathBuf> {
         Some(shard) => shard.all().into_iter().map(PathBuf::from).collect(),
         None => vec![path.to_owned()],
     }
+}
+
+fn describe_shards(path: &Path) -> Result<Vec<DescribedFile>, ErrorBody> {
+    shards(path).iter().map(|path| describe_file(path)).collect()
 }
 
 fn describe_file(path: &Path) -> Result<DescribedFile, ErrorBody> {
@@ -94,8 +95,13 @@ fn describe_folder(path: &Path) -> Result<Vec<DescribedFile>, ErrorBody> {
     if let Some(inner) = ListedFolder::model_folders(folder.files(), &selection).first() {
         return not_one("folders of models", inner);
     }
-    if let Some([first, ..]) = ListedFolder::gguf_files(folder.files(), &selection).as_deref() {
-        return not_one("GGUF files", &first.path);
+    if let Some([first, others @ ..]) = ListedFolder::gguf_files(folder.files(), &selection).as_deref() {
+        let shards = shards(&path.join(&first.path));
+        let is_shard = |file: &FolderFile| shards.contains(&path.join(&file.path));
+        return match others.iter().all(is_shard) {
+            true => describe_shards(&path.join(&first.path)),
+            false => not_one("several GGUF models", &first.path),
+        };
     }
     let listed = ListedFolder::new(folder.files(), &selection).map_err(refused)?;
     let texts = listed.texts();
