@@ -38,7 +38,7 @@ use crate::protocol::route::{Encoded, Received, Route, markers, routes};
 use crate::protocol::space::DiskUsage;
 use crate::protocol::upkeep::EvictionPlan;
 use crate::protocol::upkeep::GcReport;
-use crate::protocol::{access, event, naming, pull, request, response, space, upkeep};
+use crate::protocol::{access, event, naming, pull, request, response, signatures, space, upkeep};
 use crate::sockets;
 
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;

@@ -18,6 +18,7 @@ pub mod request;
 pub mod request_id;
 pub mod response;
 pub mod route;
+pub mod signatures;
 pub mod space;
 pub mod upkeep;
 

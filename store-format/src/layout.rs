@@ -18,6 +18,8 @@ pub const RECIPES: &str = "recipes";
 pub const MANIFESTS: &str = "manifests";
 /// Where each model came from, named by its manifest's digest.
 pub const ORIGINS: &str = "origins";
+/// The signatures of each model that has some, named by its manifest's digest.
+pub const SIGNATURES: &str = "signatures";
 /// What each name has meant, named by a digest of the name.
 pub const HISTORY: &str = "history";
 /// Files that transactions in progress have written.
@@ -69,6 +71,11 @@ pub fn recipe(file: Digest) -> PathBuf {
 /// `origins/sha256-….json`.
 pub fn origin(manifest: Digest) -> PathBuf {
     [ORIGINS, &recipe_name(manifest)].iter().collect()
+}
+
+/// `signatures/sha256-….json`.
+pub fn signatures(manifest: Digest) -> PathBuf {
+    [SIGNATURES, &recipe_name(manifest)].iter().collect()
 }
 
 /// `history/sha256-….json`. A flat name, so that the record of a removed name keeps no directories.
@@ -128,7 +135,7 @@ pub fn parse_blob_name(name: &str) -> Option<Digest> {
     Digest::from_hex(name.strip_prefix("sha256-")?).ok()
 }
 
-/// Parses a file name in `recipes/`, `origins/`, `history/` or `trash/`.
+/// Parses a file name in `recipes/`, `origins/`, `signatures/`, `history/` or `trash/`.
 pub fn parse_recipe_name(name: &str) -> Option<Digest> {
     parse_blob_name(name.strip_suffix(".json")?)
 }

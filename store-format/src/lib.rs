@@ -41,7 +41,7 @@
 //! - Names: [`digest`], [`reference`](mod@reference), [`host`], [`glob`], [`name_pattern`], [`similar_names`], [`derived_name`],
 //!   [`served_name`];
 //!   what is pulled: [`source`], [`repository`], [`origin`].
-//! - A registry's records: [`descriptor`], [`manifest`], [`index`], [`tensor_index`], [`json_error`].
+//! - A registry's records: [`descriptor`], [`manifest`], [`index`], [`tensor_index`], [`json_error`]; [`signature`]s.
 //! - Model files: [`file_format`] (the table of formats), [`gguf`], [`safetensors`], [`archive`], [`content_type`],
 //!   [`file_layout`], [`tensor`], [`expert`], [`file_type`]; files that belong together: [`model_folder`], [`shard_set`],
 //!   [`model_file`].
@@ -86,6 +86,7 @@ pub mod repository;
 pub mod safetensors;
 pub mod served_name;
 pub mod shard_set;
+pub mod signature;
 pub mod similar_names;
 pub mod size;
 pub mod source;

@@ -14,6 +14,7 @@ use super::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     RenameParams, TagParams, UndeleteParams, VerifyParams,
 };
+use super::signatures::{SignParams, SignaturesParams};
 use super::space::RemovePartialsParams;
 
 /// The parameters of a request.
@@ -78,6 +79,8 @@ subjects! {
     PushParams: |params| Subject::model(&params.reference);
     EditParams: |params| Subject::model(&params.target).made_from(&params.source);
     PromoteParams: |params| Subject::model(&params.reference);
+    SignParams: |params| Subject::model(&params.reference);
+    SignaturesParams: |params| Subject::model(&params.reference);
     RemoveParams: |params| Subject::text(removed(params));
     UndeleteParams: |params| Subject::model(&params.reference);
     TagParams: |params| Subject::model(&params.target).made_from(&params.source);

@@ -15,7 +15,7 @@ use super::event::Event;
 pub use super::params::Params;
 use super::params::{EvictionParams, NoParams, SessionParams, Subject, UriParams, UsageParams, path_of};
 use super::request::{OpenPurpose, PinParams};
-use super::{access, audit, event, fit, naming, pull, request, response, space, upkeep};
+use super::{access, audit, event, fit, naming, pull, request, response, signatures, space, upkeep};
 
 /// Two requests have this path.
 const GC: &str = "/v1/gc";
@@ -102,6 +102,10 @@ macro_rules! routes {
             /// reported in the result, not as an error.
             Verify: Post "/v1/verify", "verify", Read, [Audited],
                 fn verify(request::VerifyParams) -> Events(upkeep::VerifyProgress, upkeep::Verified);
+            /// A model's signatures, and which of the given keys have made them. No file of the model is read: the store has
+            /// their digests.
+            Signatures: Post "/v1/signatures", "signatures", Read, [],
+                fn signatures(signatures::SignaturesParams) -> Document(signatures::SignatureReport);
             /// Reads the audit log.
             Log: Post "/v1/log", "log", Read, [Once],
                 (audit::LogParams) -> Events(Box<audit::AuditRecord>, audit::LogEnd);
@@ -132,6 +136,9 @@ macro_rules! routes {
             /// Copies what a model uses of lower stores into the writable store.
             Promote: Post "/v1/promote", "promote", Pull, [Audited],
                 fn promote(naming::PromoteParams) -> Events(event::WorkProgress, naming::Promoted);
+            /// Keeps a signature beside a model. The client has made it; it must be over the model's files.
+            Sign: Post "/v1/sign", "sign", Pull, [Audited],
+                fn sign(signatures::SignParams) -> Document(signatures::Signed);
             /// Removes names, and the data that only they need.
             Remove: Post "/v1/remove", "rm", Pull, [Audited, Once],
                 fn remove(request::RemoveParams) -> Document(naming::Removed);

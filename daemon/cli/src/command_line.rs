@@ -18,7 +18,8 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::{
     ErrorBody, ErrorCode, audit_log, completions, config, df, doctor, edit, gc, history, login, ls, man,
-    outdated, partial, promote, ps, pull, push, rm, serve, suggest, tag, usage_error, verify, warm, web,
+    outdated, partial, promote, ps, pull, push, rm, serve, sign, suggest, tag, usage_error, verify, warm,
+    web,
 };
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
@@ -82,6 +83,7 @@ enum Command {
     Rename(tag::RenameArgs),
     Promote(promote::Params),
     Gc(gc::Params),
+    Sign(sign::Params),
     Verify(verify::Params),
     Doctor(doctor::Params),
     Health(serve::HealthArgs),
@@ -234,6 +236,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Rename(params) => tag::rename(global, &params),
         Command::Promote(params) => promote::run(global, &params),
         Command::Gc(params) => gc::run(global, &params),
+        Command::Sign(params) => sign::run(global, &params),
         Command::Verify(params) => verify::run(global, &params),
         Command::Doctor(params) => doctor::run(global, &params),
         Command::Health(params) => serve::health(global, &params),

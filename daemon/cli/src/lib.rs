@@ -52,6 +52,7 @@ mod rm;
 mod serve;
 #[cfg(test)]
 mod shown_commands;
+mod sign;
 mod suggest;
 mod tag;
 mod usage_error;

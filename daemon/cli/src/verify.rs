@@ -14,6 +14,7 @@ use blobd_store_format::text::one_line;
 use clap::Args;
 use serde::Serialize;
 
+use crate::sign::{self, SignatureArgs};
 use crate::{Client, ErrorBody, ErrorCode, Reference};
 
 /// Read the stored data from the disk and compare it with its digests
@@ -27,7 +28,8 @@ damage was found and not repaired."
   blobd verify                                 the whole store
   blobd verify llama3:8b mixtral:8x7b          the blobs of these models
   blobd verify --repair                        downloads only the tensors that are damaged
-  blobd verify --json | jq -r '.corrupt[].digest'")]
+  blobd verify --json | jq -r '.corrupt[].digest'
+  blobd verify '*' --signatures --key site.pub who has signed each model; reads no data")]
 pub(super) struct Params {
     /// The models to verify, by name or by pattern; the whole store if omitted
     #[arg(value_name = "REF|PATTERN")]
@@ -35,9 +37,14 @@ pub(super) struct Params {
     /// Repair damaged blobs, from the store itself or from the registry that they came from
     #[arg(long)]
     repair: bool,
+    #[command(flatten, next_help_heading = "Who has signed models")]
+    signatures: SignatureArgs,
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
+    if params.signatures.signatures {
+        return sign::verify(global, &params.models, &params.signatures);
+    }
     let connected = connect(global)?;
     let models = expand(&connected.client, &params.models)?;
     let mut batch = Batch::new(global, models.len());

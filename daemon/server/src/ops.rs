@@ -4,7 +4,7 @@
 //! - A model by its name: `open`, `describe` (`show`, `heads`, `fit`), `list` (`ls`, `history`).
 //! - New models: `pull`, `import`, `edit`; each fills a `new_model` and gives it a name.
 //! - Names: `name_change` (`tag`, `rename`, `pin`, `undelete`, `promote`).
-//! - Other machines: `push`, `served`.
+//! - Other machines: `push`, `served`. Who has made a model: `signatures`.
 //! - Disk space: `space` (`df`, `rm`, `gc`, `evict`, `partial`, quotas).
 //! - Whether all is well: `verify`, `doctor`, `health` (`reindex`).
 //! - What verbs share: `error`, `policy` (what a user may not have), `damage`.
@@ -33,6 +33,7 @@ mod policy;
 mod pull;
 mod push;
 mod served;
+mod signatures;
 mod space;
 mod verify;
 
@@ -56,6 +57,7 @@ pub use pull::{FetchLimit, Pull, pull};
 pub(crate) use pull::{inspect, plan_pull, pulled_name, pulls, resolve};
 pub(crate) use push::{Push, push};
 pub(crate) use served::{Found, HubFile, ServedFile, Snapshot, View, Wanted};
+pub(crate) use signatures::{sign, signatures};
 pub use space::{EvictionReport, Evictor, LastOpened, evict_excess, eviction_plan, gc, remove, usage};
 pub(crate) use space::{
     detail_bytes, partials, remove_partials, residency, sharing, usage_in_detail, user_usage,

@@ -12,6 +12,7 @@ use blobd_client::protocol::naming::{
 };
 use blobd_client::protocol::pull::{CorrectedFile, DifferingRange, Imported, PullDone, Pushed};
 use blobd_client::protocol::response::{Released, SessionSummary};
+use blobd_client::protocol::signatures::Signed;
 use blobd_client::protocol::space::DroppedDownloads;
 use blobd_client::protocol::upkeep::{GcItem, GcReport, PullLimit, QuarantinedItem, Reindexed, Verified};
 use blobd_store_format::digest::Digest;
@@ -270,6 +271,19 @@ impl Finished for Promoted {
     fn write(&self, requester: Requester) {
         let Self { name, digest, copied_bytes, .. } = self;
         log!(requester, model = %name, %digest, copied_bytes, "promote");
+    }
+}
+
+impl Finished for Signed {
+    fn outcome(&self) -> Outcome {
+        Outcome::new(&self.name, self.digest)
+            .with_some("key", self.key_id.clone())
+            .changed_if(!self.unchanged)
+    }
+
+    fn write(&self, requester: Requester) {
+        let key = self.key_id.as_deref().unwrap_or("unknown");
+        log!(requester, model = %self.name, digest = %self.digest, key, "sign");
     }
 }
 

@@ -32,6 +32,8 @@ pub enum StoreError {
         free_bytes: u64,
         min_free_bytes: u64,
     },
+    #[error("model {manifest}: too many signatures: expected at most {most}, and each is by a trusted key")]
+    TooManySignatures { manifest: Digest, most: usize },
     #[error("{}: cannot {action}: the file system has no inodes left, so it can have no more files", path.display())]
     NoInodes { action: &'static str, path: DisplayPath },
     #[error(

@@ -20,6 +20,7 @@ pub(crate) mod origins;
 pub(crate) mod pins;
 pub(crate) mod records;
 pub(crate) mod resolve;
+pub(crate) mod signatures;
 pub(crate) mod summaries;
 pub(crate) mod tags;
 pub(crate) mod trash;
@@ -37,6 +38,8 @@ pub struct Names {
     tag_changes: AtomicU64,
     /// Held from the check that allows a change of a tag until the change is done.
     changing: Mutex<()>,
+    /// Held while signatures are read, changed and written.
+    signing: Mutex<()>,
     future_records: trash::FutureRecords,
 }
 
@@ -50,6 +53,7 @@ impl Names {
             tag_names: summaries::TagNames::default(),
             tag_changes: AtomicU64::new(0),
             changing: Mutex::default(),
+            signing: Mutex::default(),
             future_records: trash::FutureRecords::default(),
         }
     }

@@ -411,7 +411,7 @@ impl Space {
 
     /// Bytes of records. Each file is small, but a client that may pull can create many.
     fn records(&self) -> u64 {
-        self.bytes([layout::MANIFESTS, layout::ORIGINS, layout::HISTORY, layout::TRASH])
+        self.bytes([layout::MANIFESTS, layout::ORIGINS, layout::SIGNATURES, layout::HISTORY, layout::TRASH])
     }
 
     fn bytes<const N: usize>(&self, directories: [&str; N]) -> u64 {

@@ -9,6 +9,7 @@ use blobd_client::protocol::naming::{Removed, Renamed};
 use blobd_client::protocol::params::NoParams;
 use blobd_client::protocol::request::{LimitParams, ReleaseParams, RemoveParams, RenameParams};
 use blobd_client::protocol::response::Released;
+use blobd_client::protocol::signatures::{SignParams, Signed};
 use blobd_client::protocol::space::{DroppedDownloads, RemovePartialsParams};
 use blobd_client::protocol::upkeep::PullLimit;
 use blobd_store::Store;
@@ -44,6 +45,10 @@ pub(super) fn rename(change: &Change<'_, RenameParams>) -> Result<Renamed, OpErr
         change.daemon.sessions.rename(&old, &change.params.target, renamed.digest);
     }
     Ok(renamed)
+}
+
+pub(super) fn sign(change: &Change<'_, SignParams>) -> Result<Signed, OpError> {
+    ops::sign(change.store, change.policy, change.params)
 }
 
 pub(super) fn remove_partials(

@@ -3,6 +3,7 @@
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::naming::EditParams;
 use blobd_client::protocol::route::{Route, markers as m};
+use blobd_client::protocol::signatures::SignaturesParams;
 use hyper::Request;
 use hyper::body::Incoming;
 
@@ -45,6 +46,7 @@ pub(super) async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Res
         Route::Open => c.upgrade::<m::Open>(r, open::open).await,
         Route::Release => c.run::<m::Release>(r, changes::release).await,
         Route::Verify => c.run::<m::Verify>(r, events::verify).await,
+        Route::Signatures => c.run::<m::Signatures>(r, show::signatures).await,
         Route::Log => c.run::<m::Log>(r, log::log).await,
         Route::Pull => c.run::<m::Pull>(r, events::pull).await,
         Route::Push => c.run::<m::Push>(r, events::push).await,
@@ -54,6 +56,7 @@ pub(super) async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Res
         Route::Import => c.upgrade::<m::Import>(r, open::import).await,
         Route::Edit => c.run::<m::Edit>(r, events::edit).await,
         Route::Promote => c.run::<m::Promote>(r, events::promote).await,
+        Route::Sign => c.change::<m::Sign, _>(r, changes::sign).await,
         Route::Remove => c.run::<m::Remove>(r, changes::remove).await,
         Route::Undelete => {
             c.change::<m::Undelete, _>(r, |c| ops::undelete(c.store, c.requester, c.policy, c.params)).await
@@ -108,6 +111,10 @@ pub(super) const fn turns(route: Route) -> TurnPool {
 pub(super) const fn body_limit(route: Route) -> BodyLimit {
     match route {
         Route::Edit => BodyLimit { bytes: EditParams::MAX_BODY_BYTES, memory_per_byte: 3 },
+        // The bundle is in memory as text in JSON, as text, and decoded.
+        Route::Sign | Route::Signatures => {
+            BodyLimit { bytes: SignaturesParams::MAX_BODY_BYTES, memory_per_byte: 4 }
+        }
         _ => BodyLimit::OF_NAMES,
     }
 }

@@ -8,6 +8,7 @@ use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::fit::{FitParams, FitReport};
 use blobd_client::protocol::response::{ModelDetails, ModelHeads};
 use blobd_client::protocol::route;
+use blobd_client::protocol::signatures::{SignatureReport, SignaturesParams};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use bytes::Bytes;
@@ -86,6 +87,11 @@ pub(super) async fn fit(caller: &Caller, params: Params<(Reference, FitParams)>)
     };
     let (json, _read, memory) = read_model(caller, &reference, Reads::AllHeaders, read, count).await?;
     Ok(Reply::new(raw_response(json?, memory)))
+}
+
+pub(super) async fn signatures(caller: &Caller, params: Params<SignaturesParams>) -> Answer<SignatureReport> {
+    let policy = caller.policy();
+    caller.respond(move |daemon| ops::signatures(&daemon.store, &policy, &params)).await
 }
 
 /// Memory for each byte of a manifest: the text, and the parsed values.

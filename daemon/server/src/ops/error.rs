@@ -48,6 +48,8 @@ pub enum OpError {
     Edit { model: String, reason: String },
     #[error("model {model}: cannot be pushed: {reason}")]
     NotPushable { model: String, reason: String },
+    #[error("{subject}: {reason}")]
+    Signature { subject: String, reason: String, hint: &'static str },
     #[error("model {model}: {reason}")]
     NotEditable { model: String, reason: &'static str },
     #[error(
@@ -127,6 +129,7 @@ impl OpError {
             | Self::Manifest(_)
             | Self::Recipe(_)
             | Self::Shards { .. }
+            | Self::Signature { .. }
             | Self::NotEditable { .. } => ErrorCode::InvalidInput,
             Self::Registry(error) => registry_code(error),
             Self::Name { .. }
@@ -174,6 +177,7 @@ impl OpError {
         let hint = match (self, self.code()) {
             (Self::Registry(error), _) => return error.hint(),
             (Self::DeniedByPolicy { hint, .. } | Self::NoSpace { hint, .. }, _) => return Some(hint.clone()),
+            (Self::Signature { hint, .. }, _) => hint,
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists the models",
             (_, ErrorCode::NoSpace) if self.is_over_quota() => {
                 "`blobd gc`, `blobd rm` or a larger quota provides space; nothing was stored"
@@ -320,9 +324,10 @@ fn store_code(error: &StoreError) -> ErrorCode {
         | StoreError::InLowerStore { .. }
         | StoreError::WrongOwner { .. }
         | StoreError::OfAnother { .. } => ErrorCode::Denied,
-        StoreError::NewerFormat { .. } | StoreError::NotAStore { .. } | StoreError::AmbiguousId { .. } => {
-            ErrorCode::InvalidRequest
-        }
+        StoreError::NewerFormat { .. }
+        | StoreError::NotAStore { .. }
+        | StoreError::AmbiguousId { .. }
+        | StoreError::TooManySignatures { .. } => ErrorCode::InvalidRequest,
         StoreError::Manifest { .. }
         | StoreError::UnexpectedFile { .. }
         | StoreError::MissingDirectory { .. }

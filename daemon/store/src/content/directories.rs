@@ -15,9 +15,10 @@ use crate::root::Entry;
 use crate::{StoreError, lock, root};
 
 /// Directories of the store other than those of blobs and recipes.
-pub(crate) const RECORDS: [&str; 10] = [
+pub(crate) const RECORDS: [&str; 11] = [
     layout::MANIFESTS,
     layout::ORIGINS,
+    layout::SIGNATURES,
     layout::HISTORY,
     layout::STAGING,
     layout::PARTIAL,

@@ -154,7 +154,7 @@ impl Tally<'_> {
                 Ok(())
             }
             layout::PINS => self.pins.files(directory).map(|pins| self.tags(&pins, directory, path)),
-            layout::ORIGINS | layout::HISTORY => self.records(name, directory),
+            layout::ORIGINS | layout::SIGNATURES | layout::HISTORY => self.records(name, directory),
             layout::TRASH => each(directory, |name, status| match record(name) {
                 Some(record) if status.is_file() => {
                     let bytes = self.own(status);

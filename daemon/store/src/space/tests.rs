@@ -165,6 +165,7 @@ fn everything_that_the_quota_counts_is_used() {
         layout::TRASH,
         layout::QUARANTINE,
         layout::PARTIAL,
+        layout::SIGNATURES,
     ];
     let bytes: u64 =
         (1..).zip(counted).map(|(number, directory)| write(&folder, directory, 5 * number)).sum();

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     /// The packages that each package uses.
-    const EDGES: [(&str, &[&str]); 17] = [
+    const EDGES: [(&str, &[&str]); 18] = [
         (
             "blobd",
             &[
@@ -118,6 +118,7 @@ mod tests {
                 "blobd-cli-mount",
                 "blobd-cli-show",
                 "blobd-client",
+                "blobd-keys",
                 "blobd-model",
                 "blobd-store-format",
             ],
@@ -129,12 +130,20 @@ mod tests {
         ("blobd-client", &["blobd-model", "blobd-store-format"]),
         ("blobd-client-c", &["blobd-client", "blobd-model", "blobd-store-format"]),
         ("blobd-fixtures", &["blobd-store-format"]),
+        ("blobd-keys", &["blobd-store-format"]),
         ("blobd-model", &["blobd-store-format"]),
         ("blobd-preload", &[]),
         ("blobd-registry", &["blobd-store-format"]),
         (
             "blobd-server",
-            &["blobd-client", "blobd-model", "blobd-registry", "blobd-store", "blobd-store-format"],
+            &[
+                "blobd-client",
+                "blobd-keys",
+                "blobd-model",
+                "blobd-registry",
+                "blobd-store",
+                "blobd-store-format",
+            ],
         ),
         ("blobd-sha256", &[]),
         ("blobd-store", &["blobd-model", "blobd-sha256", "blobd-store-format"]),

@@ -117,7 +117,7 @@ fn remove_other(
     }
 }
 
-/// Removes the origins of manifests that nothing in the snapshot has, and the oldest histories of names that are gone.
+/// Removes the origins and signatures of manifests that nothing in the snapshot has, and the oldest histories of names that are gone.
 ///
 /// A commit leases its manifest, records the origin and sets the tag, in this order. A snapshot reads leases before
 /// tags; otherwise a commit that ends in between would be in neither. The collection has begun before it.
@@ -129,6 +129,11 @@ pub(super) fn remove_unreferenced_origins(
     let kept = snapshot.manifests();
     for origin in store.names.origins()?.into_iter().filter(|origin| !kept.contains(origin)) {
         if let Some(removed) = collection.delete_unleased(origin, || store.names.remove_origin(origin)) {
+            removed?;
+        }
+    }
+    for signed in store.names.signed()?.into_iter().filter(|signed| !kept.contains(signed)) {
+        if let Some(removed) = collection.delete_unleased(signed, || store.names.remove_signatures(signed)) {
             removed?;
         }
     }
