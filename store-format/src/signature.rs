@@ -9,9 +9,20 @@ mod bundle;
 mod statement;
 
 pub use self::bundle::{Bundle, signed_bytes};
-pub use self::statement::{Difference, ListedFile, ModelFile, Statement};
+pub use self::statement::{Difference, ModelFile, Statement};
 
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
 use crate::json_error::reason;
+
+/// A file that a statement lists.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignedFile {
+    /// Its path below the model's folder; `.` if the model is one file.
+    pub path: String,
+    pub digest: Digest,
+}
 
 /// Why a bundle is refused.
 #[derive(Debug, thiserror::Error)]

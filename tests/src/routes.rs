@@ -7,6 +7,7 @@ use blobd_client::protocol::lists::{
     MAX_SIDECARS, MAX_TENSOR_NAMES,
 };
 use blobd_client::protocol::route::Route;
+use blobd_client::protocol::signatures::SignaturesParams;
 
 use crate::raw_gguf::{RawGguf, id, string};
 
@@ -71,6 +72,8 @@ pub fn request(route: &str, models: Models<'_>) -> String {
             let key = r#"{"key":"general.name","value":"other"}"#;
             format!(r#"{{"source":"{stored}","target":"edited","keys":[{key}],"dry_run":true}}"#)
         }
+        "POST /v1/signatures" => format!(r#"{{"reference":"{stored}"}}"#),
+        "POST /v1/sign" => format!(r#"{{"reference":"{stored}","bundle":"{{}}"}}"#),
         "POST /v1/promote" => format!(r#"{{"reference":"{stored}","dry_run":true}}"#),
         "POST /v1/partials/remove" => r#"{"targets":["no-such-download"]}"#.to_owned(),
         "POST /v1/remove" => format!(r#"{{"references":[{nobody}]}}"#),
@@ -142,6 +145,12 @@ pub fn longest_requests(route: &str, models: Models<'_>) -> Vec<String> {
             format!(r#"{{"reference":"{text}"}}"#),
             format!(r#"{{"reference":"{source}","components":{{"projector":{{"named":"{text}"}}}}}}"#),
         ],
+        "POST /v1/signatures" => {
+            let key = |place| format!(r#"{{"name":"{place}","pem":""}}"#);
+            let before = format!(r#"{{"reference":"{stored}","keys":["#);
+            lists(&before, key, SignaturesParams::MAX_KEYS, "]}").to_vec()
+        }
+        "POST /v1/sign" => vec![format!(r#"{{"reference":"{stored}","bundle":"{text}"}}"#)],
         "POST /v1/tag" | "POST /v1/rename" => vec![format!(r#"{{"source":"{stored}","target":"{text}"}}"#)],
         "POST /v1/pin" => vec![format!(r#"{{"pinned":true,"reference":"{text}"}}"#)],
         "POST /v1/push" => vec![format!(r#"{{"reference":"{stored}","destination":"{text}"}}"#)],

@@ -169,7 +169,8 @@ pub fn check_invariants(verbs: &InProcess) {
     }
     check_histories(store);
     let on_disk = allocated_bytes(&root.join("blobs")) + allocated_bytes(&root.join("recipes"));
-    let records = ["manifests", "origins", "history", "trash"].map(|name| allocated_bytes(&root.join(name)));
+    let records = ["manifests", "origins", "signatures", "history", "trash"]
+        .map(|name| allocated_bytes(&root.join(name)));
     let downloads = allocated_bytes(&root.join("partial"));
     assert_eq!(store.ledger().used_bytes(), on_disk + records.iter().sum::<u64>() + downloads, "used bytes");
     assert_eq!(check_rows(root, || verbs.usage()).physical_bytes, on_disk, "physical bytes");

@@ -5,7 +5,7 @@ use std::fmt;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::signature::ListedFile;
+use blobd_store_format::signature::SignedFile;
 use serde::{Deserialize, Serialize};
 
 /// Body of `Route::Sign`.
@@ -28,9 +28,6 @@ pub struct SignaturesParams {
     /// The text of a bundle that is not in the store, to verify in place of those that are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle: Option<String>,
-    /// Whether the answer has the bundles too.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub with_bundles: bool,
 }
 
 impl SignaturesParams {
@@ -42,7 +39,7 @@ impl SignaturesParams {
     /// Verifies the stored signatures with these keys.
     #[must_use]
     pub const fn new(reference: Reference, keys: Vec<GivenKey>) -> Self {
-        Self { reference, keys, bundle: None, with_bundles: false }
+        Self { reference, keys, bundle: None }
     }
 }
 
@@ -94,7 +91,7 @@ pub struct SignatureReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The files that a signature of the model lists: all except for the configuration of its manifest.
-    pub files: Vec<ListedFile>,
+    pub files: Vec<SignedFile>,
     /// The signatures one by one, the oldest first.
     pub signatures: Vec<SignatureDetails>,
 }
@@ -117,9 +114,8 @@ pub struct SignatureDetails {
     /// Why it is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The text of the bundle, if it was requested.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bundle: Option<String>,
+    /// The text of the bundle.
+    pub bundle: String,
 }
 
 /// The result of adding a signature.
@@ -137,5 +133,6 @@ pub struct Signed {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
     /// The model had this signature already.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchanged: bool,
 }

@@ -128,9 +128,9 @@ fn is_stdout(path: &Path) -> bool {
 
 /// The latest stored signature.
 fn stored(connected: &Connected, reference: Reference) -> Result<(String, Signed), ErrorBody> {
-    let request = SignaturesParams { with_bundles: true, ..SignaturesParams::new(reference, Vec::new()) };
+    let request = SignaturesParams::new(reference, Vec::new());
     let report = connected.client.signatures(&request).map_err(client_error)?;
-    let Some(mut latest) = report.signatures.into_iter().next_back() else {
+    let Some(latest) = report.signatures.into_iter().next_back() else {
         let message = format!("model {}: not signed", report.name);
         return Err(ErrorBody::new(ErrorCode::NotFound, message).with_hint("--key FILE signs it"));
     };
@@ -142,7 +142,7 @@ fn stored(connected: &Connected, reference: Reference) -> Result<(String, Signed
         missing: latest.missing,
         unchanged: true,
     };
-    Ok((latest.bundle.take().unwrap_or_default(), signed))
+    Ok((latest.bundle, signed))
 }
 
 fn new_bundle(connected: &Connected, reference: &Reference, key: &PrivateKey) -> Result<String, ErrorBody> {

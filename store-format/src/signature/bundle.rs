@@ -166,10 +166,10 @@ mod tests {
 
     use super::*;
     use crate::digest::Digest;
-    use crate::signature::ListedFile;
+    use crate::signature::SignedFile;
 
     fn bundle() -> Bundle {
-        let file = ListedFile { path: "a".to_owned(), digest: Digest::of(b"a") };
+        let file = SignedFile { path: "a".to_owned(), digest: Digest::of(b"a") };
         let payload = Statement::new("m", vec![file]).unwrap().to_json().unwrap();
         Bundle::compose("0a1b", &payload, b"signed").unwrap()
     }

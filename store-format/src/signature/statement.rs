@@ -4,18 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::SignatureError;
+use super::{SignatureError, SignedFile};
 use crate::digest::{Digest, Hasher};
 use crate::manifest::is_file_name;
 use crate::text::quoted;
-
-/// A file that a statement lists.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ListedFile {
-    /// Its path below the model's folder; `.` if the model is one file.
-    pub path: String,
-    pub digest: Digest,
-}
 
 /// A file of the model that a statement is compared with.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +33,7 @@ pub enum Difference {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
     model: String,
-    files: Vec<ListedFile>,
+    files: Vec<SignedFile>,
 }
 
 impl Statement {
@@ -58,16 +50,16 @@ impl Statement {
     ///
     /// # Errors
     /// [`SignatureError`] if there are none, or two have one path.
-    pub fn new(model: &str, mut files: Vec<ListedFile>) -> Result<Self, SignatureError> {
+    pub fn new(model: &str, mut files: Vec<SignedFile>) -> Result<Self, SignatureError> {
         // As paths and not as texts: verifiers may compute the digest of the list in this order.
         files.sort_by(|one, other| one.path.split('/').cmp(other.path.split('/')));
         files.dedup();
         Self::checked(model.to_owned(), files)
     }
 
-    fn checked(model: String, files: Vec<ListedFile>) -> Result<Self, SignatureError> {
+    fn checked(model: String, files: Vec<SignedFile>) -> Result<Self, SignatureError> {
         let mut seen = BTreeSet::new();
-        for ListedFile { path, .. } in &files {
+        for SignedFile { path, .. } in &files {
             let is_single = path == Self::SINGLE && files.len() == 1;
             if !is_single && !is_file_name(path) {
                 return Err(SignatureError::Path { name: shortened(path) });
@@ -84,7 +76,7 @@ impl Statement {
     /// # Errors
     /// [`SignatureError::Statement`] if they cannot be written as JSON.
     pub fn to_json(&self) -> Result<Vec<u8>, SignatureError> {
-        let resource = |file: &ListedFile| Resource {
+        let resource = |file: &SignedFile| Resource {
             name: file.path.clone(),
             algorithm: Self::ALGORITHM.to_owned(),
             digest: file.digest.to_hex(),
@@ -138,7 +130,7 @@ impl Statement {
         &self.model
     }
 
-    pub fn files(&self) -> &[ListedFile] {
+    pub fn files(&self) -> &[SignedFile] {
         &self.files
     }
 
@@ -183,10 +175,10 @@ impl Statement {
     }
 }
 
-fn listed(Resource { name, algorithm, digest }: Resource) -> Result<ListedFile, SignatureError> {
+fn listed(Resource { name, algorithm, digest }: Resource) -> Result<SignedFile, SignatureError> {
     expect("digest algorithm", Statement::ALGORITHM, &algorithm)?;
     match Digest::from_hex(&digest.to_ascii_lowercase()) {
-        Ok(digest) => Ok(ListedFile { path: name, digest }),
+        Ok(digest) => Ok(SignedFile { path: name, digest }),
         Err(_) => Err(SignatureError::Digest { name: shortened(&name), found: shortened(&digest) }),
     }
 }
@@ -257,8 +249,8 @@ mod tests {
 
     use super::*;
 
-    fn file(path: &str, content: u8) -> ListedFile {
-        ListedFile { path: path.to_owned(), digest: Digest::of(&[content]) }
+    fn file(path: &str, content: u8) -> SignedFile {
+        SignedFile { path: path.to_owned(), digest: Digest::of(&[content]) }
     }
 
     fn statement(files: &[(&str, u8)]) -> Statement {

@@ -9,6 +9,7 @@ mod notation;
 mod runs;
 mod sample;
 mod session;
+mod signatures;
 
 use std::collections::BTreeSet;
 use std::io::Write as _;

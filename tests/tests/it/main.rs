@@ -103,6 +103,7 @@ mod show_layers;
 mod shutdown;
 mod sidecars;
 mod signals;
+mod signatures;
 mod sockets;
 mod sources;
 mod space;

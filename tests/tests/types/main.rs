@@ -17,13 +17,14 @@ use std::{env, fs};
 use self::rust_types::RustTypes;
 
 /// Where the types are that responses consist of.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "client/src/protocol",
     "client/src/protocol.rs",
     "store-format/model/src/card.rs",
     "store-format/model/src/diff.rs",
     "store-format/model/src/manifest_config.rs",
     "store-format/src/recipe.rs",
+    "store-format/src/signature.rs",
     "store-format/src/stored_file.rs",
     "store-format/src/tensor.rs",
 ];

@@ -58,7 +58,7 @@ pub struct Params {
     /// the model's manifest, or a name made from the model's
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
-    /// The part to export: model, projector, draft, adapter, template, params, license, config. The default is the
+    /// The part to export: model, projector, draft, adapter, template, params, license, config, or all. The default is the
     /// model, or what there is in its place, such as an adapter, and in a folder what belongs to it; of a model that is a
     /// folder or has a file for each tensor, all of its files
     #[arg(long, value_name = "NAME")]
@@ -106,6 +106,9 @@ pub fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if global.json { print_json(&serde_json::json!({ "exported": exported })) } else { Ok(()) }
 }
 
+/// The component that stands for all files.
+const ALL: &str = "all";
+
 /// The files of a model that are written.
 #[derive(Debug)]
 enum Chosen {
@@ -121,6 +124,9 @@ enum Chosen {
 
 impl Chosen {
     fn new(client: &Client, params: &Params, reference: &Reference) -> Self {
+        if params.component.as_deref() == Some(ALL) {
+            return Self::All;
+        }
         if let Some(component) = &params.component {
             return Self::Named(component.clone());
         }

@@ -11,7 +11,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::file_paths::{self, paths};
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
-use blobd_store_format::signature::{Bundle, ListedFile, ModelFile, SignatureError};
+use blobd_store_format::signature::{Bundle, ModelFile, SignatureError, SignedFile};
 use blobd_store_format::text::quoted;
 
 use super::OpError;
@@ -61,9 +61,9 @@ impl SignableFiles {
         Ok(Self(files.map(|((file, name), path)| SignableFile { name, path, digest: file.digest }).collect()))
     }
 
-    fn listed(&self) -> Vec<ListedFile> {
+    fn listed(&self) -> Vec<SignedFile> {
         let mut files: Vec<_> =
-            self.0.iter().map(|file| ListedFile { path: file.path.clone(), digest: file.digest }).collect();
+            self.0.iter().map(|file| SignedFile { path: file.path.clone(), digest: file.digest }).collect();
         files.dedup();
         files
     }
@@ -80,14 +80,15 @@ impl SignableFiles {
 
     /// What a signature says about these files. A model that lacks files which are signed is wrong, unless `may_lack_files`.
     pub(crate) fn check(&self, bundle: &Bundle, keys: &[NamedKey], may_lack_files: bool) -> SignatureDetails {
+        let compared = self.compare(bundle);
         let mut details = SignatureDetails {
             state: SignatureState::UnknownKey,
             key: None,
             key_id: bundle.key_id().map(str::to_owned),
             signed_files: bundle.statement().files().len() as u64,
-            missing: Vec::new(),
+            missing: compared.as_deref().map(shown).unwrap_or_default(),
             reason: None,
-            bundle: None,
+            bundle: bundle.text().to_owned(),
         };
         let signed = bundle.signed_bytes();
         let Some(signer) = keys.iter().find(|known| known.key.has_signed(&signed, bundle.signature())) else {
@@ -101,21 +102,17 @@ impl SignableFiles {
         };
         details.key = Some(signer.name.clone());
         details.state = SignatureState::Wrong;
-        match self.compare(bundle) {
-            Err(difference) => details.reason = Some(difference),
-            Ok(missing) => {
-                details.missing = shown(&missing);
-                match missing.as_slice() {
-                    [first, ..] if !may_lack_files => {
-                        details.reason = Some(format!(
-                            "the model lacks {} signed files, such as {}",
-                            missing.len(),
-                            quoted(first)
-                        ));
-                    }
-                    _ => details.state = SignatureState::Signed,
-                }
+        match compared.as_deref() {
+            Err(difference) => details.reason = Some(difference.clone()),
+            Ok([first, others @ ..]) if !may_lack_files => {
+                let others = match others.len() {
+                    0 => String::new(),
+                    count => format!(" and {count} others"),
+                };
+                details.reason =
+                    Some(format!("the model lacks {}{others}, which were signed", quoted(first)));
             }
+            Ok(_) => details.state = SignatureState::Signed,
         }
         details
     }
@@ -143,8 +140,7 @@ pub(crate) fn signatures(
     };
     let details = |text: String| {
         let bundle = Bundle::parse(text.as_bytes()).map_err(|error| refused(&name, &error))?;
-        let details = files.check(&bundle, &keys, false);
-        Ok(SignatureDetails { bundle: params.with_bundles.then_some(text), ..details })
+        Ok(files.check(&bundle, &keys, false))
     };
     let signatures = bundles.into_iter().map(details).collect::<Result<Vec<_>, OpError>>()?;
     let best = signatures.iter().max_by_key(|found| found.state);

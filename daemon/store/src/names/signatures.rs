@@ -86,13 +86,13 @@ fn signatures_in(root: &Root, manifest: Digest) -> Result<Vec<String>, StoreErro
 
 #[cfg(test)]
 mod tests {
-    use blobd_store_format::signature::{ListedFile, Statement};
+    use blobd_store_format::signature::{SignedFile, Statement};
 
     use super::*;
     use crate::testing::new_store;
 
     fn bundle(content: u8) -> Bundle {
-        let file = ListedFile { path: "a".to_owned(), digest: Digest::of(b"a") };
+        let file = SignedFile { path: "a".to_owned(), digest: Digest::of(b"a") };
         let payload = Statement::new("m", vec![file]).unwrap().to_json().unwrap();
         Bundle::compose("k", &payload, &[content]).unwrap()
     }

@@ -92,6 +92,9 @@ fn record_says_who_did_what_to_which_model_with_what_result() {
     ] {
         blobd.line(line).succeeds();
     }
+    let key = daemon.scratch().join("key.pem");
+    std::fs::write(&key, include_str!("../../../../daemon/keys/tests/p256.pem")).unwrap();
+    blobd.run(["sign", "m", "--key", key.to_str().unwrap()]).succeeds();
     blobd.line("rm absent").exits_with(3);
     let reader = Reader::open(&daemon.socket(), "m");
     blobd.run(["release", &reader.pid().to_string()]).succeeds();
@@ -111,6 +114,7 @@ fn record_says_who_did_what_to_which_model_with_what_result() {
         "reindex ok",
         "limit ok",
         "partial rm ok",
+        "sign ok",
         "rm not_found",
         "open ok",
         "release ok",
@@ -123,10 +127,10 @@ fn record_says_who_did_what_to_which_model_with_what_result() {
     assert!(imported["digest"].as_str().unwrap().starts_with("sha256:"), "{imported}");
     assert!(humantime_has_milliseconds(imported["time"].as_str().unwrap()), "{imported}");
     assert_eq!(all[9]["dry_run"], true);
-    assert_eq!(all[15]["model"], "absent:latest");
-    assert!(all[15]["message"].as_str().unwrap().contains("absent"));
-    assert_eq!(all[16]["pid"], reader.pid());
-    assert!(all[16]["bytes"].as_u64().unwrap() > 0, "{}", all[16]);
+    assert_eq!(all[16]["model"], "absent:latest");
+    assert!(all[16]["message"].as_str().unwrap().contains("absent"));
+    assert_eq!(all[17]["pid"], reader.pid());
+    assert!(all[17]["bytes"].as_u64().unwrap() > 0, "{}", all[17]);
 }
 
 fn humantime_has_milliseconds(time: &str) -> bool {

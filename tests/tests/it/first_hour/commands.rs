@@ -38,6 +38,7 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd load tuned.tar", &["tuned-8b", "0 B new"]),
     step("cmp tuned.gguf models/tuned-8b.gguf", &[]),
     step("blobd verify", &["no damage"]),
+    Step { line: "blobd sign tuned-8b --key /dev/null", code: 1, shows: &["BEGIN PRIVATE KEY"] },
     step("blobd history tuned-8b", &["import"]),
     step("blobd log --model tuned-8b", &["import", "ok"]),
     step("blobd outdated", &["1 current, 0 outdated"]),

@@ -18,6 +18,7 @@ use rustix::process::Signal;
 use super::imports::pushes;
 use super::sample::Sample;
 use super::session::{Session, until_document, until_document_and};
+use super::signatures::signatures;
 
 /// Runs everything on the empty store in `root`, in an order in which one command prepares the next.
 pub(super) fn run_all(session: &mut Session, sample: &Sample, root: &Path) {
@@ -138,6 +139,7 @@ fn adding(session: &mut Session, sample: &Sample) {
     session.line("outdated", "");
     session.ok("pull", ["pull", "--all"]);
     pushes(session, sample);
+    signatures(session, sample);
     // The second time nothing changes.
     session.line("tag", "base alias");
     session.line("tag", "base alias");

@@ -85,10 +85,9 @@ impl CheckedStore<'_> {
             "quarantine" => UsageKind::Quarantine,
             "audit" => UsageKind::Audit,
             "reserve" => UsageKind::Reserve,
-            "manifests" | "origins" | "history" | "pins" if is_dir => UsageKind::Directories,
-            "manifests" | "origins" | "history" | "pins" | "store.json" | "lock" | "scrub.json" => {
-                UsageKind::Records
-            }
+            "manifests" | "origins" | "signatures" | "history" | "pins" if is_dir => UsageKind::Directories,
+            "manifests" | "origins" | "signatures" | "history" | "pins" | "store.json" | "lock"
+            | "scrub.json" => UsageKind::Records,
             _ => UsageKind::Other,
         };
         (kind, String::new())
