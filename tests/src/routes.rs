@@ -145,11 +145,7 @@ pub fn longest_requests(route: &str, models: Models<'_>) -> Vec<String> {
             format!(r#"{{"reference":"{text}"}}"#),
             format!(r#"{{"reference":"{source}","components":{{"projector":{{"named":"{text}"}}}}}}"#),
         ],
-        "POST /v1/signatures" => {
-            let key = |place| format!(r#"{{"name":"{place}","pem":""}}"#);
-            let before = format!(r#"{{"reference":"{stored}","keys":["#);
-            lists(&before, key, SignaturesParams::MAX_KEYS, "]}").to_vec()
-        }
+        "POST /v1/signatures" => keys(stored).to_vec(),
         "POST /v1/sign" => vec![format!(r#"{{"reference":"{stored}","bundle":"{text}"}}"#)],
         "POST /v1/tag" | "POST /v1/rename" => vec![format!(r#"{{"source":"{stored}","target":"{text}"}}"#)],
         "POST /v1/pin" => vec![format!(r#"{{"pinned":true,"reference":"{text}"}}"#)],
@@ -169,6 +165,11 @@ pub fn longest_requests(route: &str, models: Models<'_>) -> Vec<String> {
         ),
     };
     bodies.iter().map(request).collect()
+}
+
+fn keys(stored: &str) -> [String; 2] {
+    let key = |place| format!(r#"{{"name":"{place}","pem":""}}"#);
+    lists(&format!(r#"{{"reference":"{stored}","keys":["#), key, SignaturesParams::MAX_KEYS, "]}")
 }
 
 /// A body with as many entries as it has room for, and one with `limit`.

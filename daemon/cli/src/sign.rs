@@ -31,9 +31,9 @@ use crate::{ErrorBody, ErrorCode, Reference};
   openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out site.pem
   openssl pkey -in site.pem -pubout -out site.pub
 
-A signature lists the files of the model with their digests, as OpenSSF's model signing defines it:
-`model_signing verify key` verifies it too. No file is read: the store knows the digests. The key stays
-in this process. `blobd verify --signatures` says who has signed a model.")]
+A signature lists the files of the model with their digests, as OpenSSF's model signing defines
+it: `model_signing verify key` verifies it too. No file is read: the store knows the digests. The
+key stays in this process. `blobd verify --signatures` says who has signed a model.")]
 pub(super) struct Params {
     /// The model
     #[arg(value_name = "REF")]
@@ -183,7 +183,7 @@ fn read_text(path: &Path, most: u64) -> Result<String, ErrorBody> {
     if text.len() as u64 > most {
         return Err(refused(&format!("too long: expected at most {most} bytes")));
     }
-    String::from_utf8(text).map_err(|_| refused("wrong kind of file: expected text, found other bytes"))
+    String::from_utf8(text).map_err(|_other| refused("wrong kind of file: expected text, found other bytes"))
 }
 
 fn write_bundle(path: &Path, bundle: &str, force: bool) -> Result<(), ErrorBody> {

@@ -70,7 +70,8 @@ impl Bundle {
         expect("type of the payload", Statement::PAYLOAD_TYPE, &envelope.payload_type)?;
         let [signature] = <[EnvelopeSignature; 1]>::try_from(envelope.signatures)
             .map_err(|found| SignatureError::Count { what: "signatures", found: found.len() })?;
-        let decode = |what, text: &str| STANDARD.decode(text).map_err(|_| SignatureError::Base64 { what });
+        let decode =
+            |what, text: &str| STANDARD.decode(text).map_err(|_malformed| SignatureError::Base64 { what });
         let (payload, signature) =
             (decode("payload", &envelope.payload)?, decode("signature", &signature.sig)?);
         let is_printable = |hint: &String| {

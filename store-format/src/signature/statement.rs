@@ -179,7 +179,7 @@ fn listed(Resource { name, algorithm, digest }: Resource) -> Result<SignedFile, 
     expect("digest algorithm", Statement::ALGORITHM, &algorithm)?;
     match Digest::from_hex(&digest.to_ascii_lowercase()) {
         Ok(digest) => Ok(SignedFile { path: name, digest }),
-        Err(_) => Err(SignatureError::Digest { name: shortened(&name), found: shortened(&digest) }),
+        Err(_malformed) => Err(SignatureError::Digest { name: shortened(&name), found: shortened(&digest) }),
     }
 }
 
