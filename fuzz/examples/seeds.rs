@@ -18,6 +18,7 @@ use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError, GgufWriter, Heade
 use blobd_store_format::inventory::Inventory;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Member, Piece, Recipe, seal};
+use blobd_store_format::signature::{Bundle, SignedFile, Statement};
 use blobd_store_format::split::{SplitPlan, Splitter, Target};
 use blobd_store_format::tensor::TensorFormat;
 use blobd_store_format::tensor_index::{Referrers, TensorIndex};
@@ -94,6 +95,7 @@ fn main() -> Result<()> {
     }
     write_tensor_indexes()?;
     write_deltas()?;
+    write_signatures()?;
     write_frames()
 }
 
@@ -213,6 +215,15 @@ fn manifest() -> Result<Manifest> {
 }
 
 /// Writes an index of the model that the target expects, and a list that names it.
+fn write_signatures() -> Result<()> {
+    let file = |path: &str| SignedFile { path: path.to_owned(), digest: Digest::of(path.as_bytes()) };
+    let statement = Statement::new("model", vec![file("model.safetensors"), file("unet/config.json")]);
+    let payload = statement.and_then(|statement| statement.to_json())?;
+    let bundle = Bundle::compose("0a1b2c", &payload, b"signature")?;
+    write("signature", "bundle", bundle.text().as_bytes())?;
+    write("signature", "statement", &payload)
+}
+
 fn write_tensor_indexes() -> Result<()> {
     let descriptor = |media_type: &str, content: &[u8]| Descriptor {
         media_type: MediaType::new(media_type),

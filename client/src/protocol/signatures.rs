@@ -22,7 +22,7 @@ pub struct SignParams {
 #[serde(deny_unknown_fields)]
 pub struct SignaturesParams {
     pub reference: Reference,
-    /// The keys to verify with.
+    /// The keys to verify with; if there are none, those of the daemon's configuration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<GivenKey>,
     /// The text of a bundle that is not in the store, to verify in place of those that are.
@@ -90,10 +90,23 @@ pub struct SignatureReport {
     /// The name of the key that has signed the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// The rule of the daemon's configuration that applies to the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trust: Option<TrustDecision>,
     /// The files that a signature of the model lists: all except for the configuration of its manifest.
     pub files: Vec<SignedFile>,
     /// The signatures one by one, the oldest first.
     pub signatures: Vec<SignatureDetails>,
+}
+
+/// A rule about signatures, and whether a model is signed as it demands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrustDecision {
+    /// The names that it is for.
+    pub pattern: String,
+    /// `warn` or `enforce`.
+    pub mode: String,
+    pub satisfied: bool,
 }
 
 /// One signature.

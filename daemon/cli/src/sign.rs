@@ -59,7 +59,8 @@ pub(super) struct SignatureArgs {
     /// that a signature is wrong
     #[arg(long, conflicts_with = "repair", requires = "models")]
     pub(super) signatures: bool,
-    /// A public key to verify signatures with: a PEM file; may be repeated
+    /// A public key to verify signatures with, in place of those that the configuration trusts: a PEM file; may be
+    /// repeated
     #[arg(long, value_name = "FILE", requires = "signatures")]
     key: Vec<PathBuf>,
     /// Verify the signature in this file instead of those in the store

@@ -12,6 +12,7 @@ mod sections;
 mod serve;
 mod settings;
 mod stores;
+mod trust;
 mod values;
 
 use std::collections::BTreeMap;
@@ -40,12 +41,14 @@ use self::sections::{AuditConfig, MetricsConfig, ScrubConfig, SpaceConfig, Trans
 use self::serve::ServeConfig;
 pub(crate) use self::settings::{Given, mode, path};
 use self::stores::PlacedPath;
+use self::trust::TrustConfig;
 use crate::access::Access;
 use crate::names::Names;
 use crate::offer::Offer;
 use crate::policy::Policy;
 use crate::quotas::Quotas;
 use crate::transfer::TransferPolicy;
+use crate::trust::Trust;
 use crate::user_set::NameOrNumber;
 
 /// The content of the configuration file. All keys are optional; [`KEYS`] says what each means.
@@ -70,6 +73,7 @@ pub(crate) struct Config {
     access: AccessConfig,
     quotas: QuotasConfig,
     policy: PolicyConfig,
+    trust: TrustConfig,
     space: SpaceConfig,
     trash: TrashConfig,
     pub(crate) scrub: ScrubConfig,
@@ -141,6 +145,9 @@ impl Config {
             Err(refusal) => return Err(ConfigError::from_refusal(path, text, &refusal)),
         }
         config.policy.note_lines(|offset| error::line(text, offset));
+        config
+            .trust
+            .note_places(|offset| error::place(path, text, offset), |offset| error::line(text, offset));
         for placed in config.lower.iter_mut().chain(&mut config.ca_files) {
             placed.note_place(|offset| error::place(path, text, offset));
         }
@@ -159,6 +166,7 @@ impl Config {
         self.socket_gid_by(names)?;
         self.access.check(names)?;
         self.policy.check(names)?;
+        self.trust.check()?;
         self.quotas.check(names)
     }
 
@@ -190,6 +198,11 @@ impl Config {
     /// Uses the name service if there are rules.
     pub(crate) fn policy(&self) -> Policy {
         self.policy.policy(self.location.as_deref())
+    }
+
+    /// Reads the files of the keys that models are signed with.
+    pub(crate) fn trust(&self) -> Result<Trust, ErrorBody> {
+        self.trust.trust(self.location.as_deref())
     }
 
     /// Reads the file of tokens, and uses the name service if a user is named.

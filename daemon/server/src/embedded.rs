@@ -90,6 +90,7 @@ impl EmbeddedServer {
         // the quotas those that name these users.
         daemon.set_quotas(config.quotas());
         daemon.policy.set(config.policy());
+        daemon.trust.set(config.trust()?);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
         let server = Server::private(Arc::clone(&daemon));

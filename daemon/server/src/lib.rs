@@ -68,5 +68,6 @@ mod sys;
 mod systemd;
 mod tls;
 pub mod transfer;
+mod trust;
 mod user_set;
 mod verb_log;

@@ -7,7 +7,7 @@
 //! - Other machines: `push`, `served`. Who has made a model: `signatures`.
 //! - Disk space: `space` (`df`, `rm`, `gc`, `evict`, `partial`, quotas).
 //! - Whether all is well: `verify`, `doctor`, `health` (`reindex`).
-//! - What verbs share: `error`, `policy` (what a user may not have), `damage`.
+//! - What verbs share: `error`, `policy` (what a user may not have), `trust` (what must be signed), `damage`.
 //!
 //! All functions block on the disk; the server calls them on blocking threads.
 
@@ -35,6 +35,7 @@ mod push;
 mod served;
 mod signatures;
 mod space;
+mod trust;
 mod verify;
 
 pub use describe::show;

@@ -43,6 +43,7 @@ use crate::requester::Requester;
 use crate::running_pulls::RunningPulls;
 use crate::socket::Closer;
 use crate::transfer::{TransferPolicy, Transfers};
+use crate::trust::Trust;
 use crate::verb_log;
 
 /// A daemon without its socket, embedded in a command or listening.
@@ -55,6 +56,7 @@ pub(crate) struct Daemon {
     /// How much may be charged to the members of each group together. The store has the same pools.
     pools: RwLock<Vec<GroupPool>>,
     pub(crate) policy: FromConfig<Policy>,
+    pub(crate) trust: FromConfig<Trust>,
     pub(crate) offer: FromConfig<Offer>,
     terms: Arc<TermsCache>,
     pub(crate) configuration: FromConfig<Configuration>,
@@ -264,6 +266,7 @@ impl Daemon {
             quotas: FromConfig::default(),
             pools: RwLock::default(),
             policy: FromConfig::default(),
+            trust: FromConfig::default(),
             offer: FromConfig::default(),
             terms: Arc::default(),
             configuration: FromConfig::default(),
@@ -315,7 +318,7 @@ impl Daemon {
     }
 
     pub(crate) fn policy_for(&self, peer: &Principal) -> CallerPolicy {
-        CallerPolicy::new(self.policy.get(), peer, &self.terms)
+        CallerPolicy::new(self.policy.get(), peer, &self.terms).with_trust(self.trust.get())
     }
 
     /// The policy for other machines; `None` if they may read nothing.
@@ -325,7 +328,7 @@ impl Daemon {
             Reader::User(user) => access.rights_of(user).include(Right::Read).then(|| self.policy_for(user)),
             Reader::EveryUser => access.read.has_everyone().then(|| {
                 let policy = Arc::new(self.policy.get().for_every_user());
-                CallerPolicy::new(policy, &Principal::unknown(), &self.terms)
+                CallerPolicy::new(policy, &Principal::unknown(), &self.terms).with_trust(self.trust.get())
             }),
         }
     }

@@ -4,13 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use blobd_client::protocol::error::ErrorCode;
 use blobd_store_format::signature::Bundle;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
+use blobd_tests::wait::eventually;
 use serde_json::{Value as Json, json};
 
 mod model_signing;
+mod policy;
 
 const P256: [&str; 2] = [
     include_str!("../../../daemon/keys/tests/p256.pem"),

@@ -60,6 +60,8 @@ pub const KEYS: &[Key] = &[
         r#"how the content of new blobs is made durable: `"auto"`, `"fsync"`, `"syncfs"`"#),
     fixed("single_user", "`true`, but `false` for root and if `socket_group` or `socket_mode` admit others",
         "whether clients are expected to run as the daemon's own user"),
+    key("trust", "none",
+        "a list of rules: which models must be signed, and by whom ([signatures](OPERATIONS.md#which-models-must-be-signed))"),
     key("access.read", r#"`["*"]`"#,
         "the users who may list and open models ([who may do what](USERS.md#who-may-do-what))"),
     key("access.pull", "as for reading",
@@ -146,8 +148,8 @@ pub const KEYS: &[Key] = &[
         "a table: a registry's host, and the host of its token service"),
 ];
 
-/// The keys of a rule in `policy.rules`.
-const RULE_KEYS: [&str; 8] = [
+/// The keys of a rule in `policy.rules` or `trust`.
+const RULE_KEYS: [&str; 12] = [
     "policy.rules.action",
     "policy.rules.registry",
     "policy.rules.name",
@@ -156,6 +158,10 @@ const RULE_KEYS: [&str; 8] = [
     "policy.rules.users",
     "policy.rules.except",
     "policy.rules.reason",
+    "trust.pattern",
+    "trust.keys",
+    "trust.mode",
+    "trust.partial",
 ];
 
 pub(super) fn is_section(name: &str) -> bool {

@@ -71,6 +71,7 @@ impl Config {
             ("ca_files", self.ca_files.iter().map(|file| path(file.path())).collect()),
             ("durability", json!(self.durability.name())),
             ("single_user", json!(self.is_single_user())),
+            ("trust", self.trust.value()),
             ("space.quota", optional_size(limits.quota_bytes)),
             ("space.min_free", optional_size(limits.min_free_bytes)),
             ("space.evict", json!(limits.eviction.name())),

@@ -40,6 +40,10 @@ impl PlacedPath {
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
+
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
 }
 
 pub(super) fn paths(placed: &[PlacedPath]) -> Vec<PathBuf> {

@@ -45,7 +45,8 @@ pub struct Located {
 ///
 /// # Errors
 /// [`blobd_store::StoreError`]; [`OpError::NotInModel`] for an unknown component or tensor;
-/// [`OpError::DamagedParts`] when something selected is damaged; [`OpError::DeniedByPolicy`].
+/// [`OpError::DamagedParts`] when something selected is damaged; [`OpError::DeniedByPolicy`], also if the model is not signed
+/// as it must be.
 pub fn open(
     store: &Store,
     open_cache: &OpenCache,
@@ -56,7 +57,7 @@ pub fn open(
 ) -> Result<Located, OpError> {
     let lease = store.liveness().leases().grant(holder);
     let model = store.names().leased_model(&params.reference, &lease)?;
-    policy.check_stored(store, &model, None)?;
+    policy.check_content(store, &model)?;
     store.content().index().note_use(model.manifest.digest(), uid);
     let response = match open_cache.find(params, &model) {
         Some(response) => response,

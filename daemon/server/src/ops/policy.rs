@@ -6,19 +6,25 @@ use std::sync::{Arc, PoisonError};
 use blobd_client::protocol::access::PolicyDecision;
 use blobd_store::{FileReader, Model, NamedFile, Store, StoreError, StoredFile};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::Manifest;
 use blobd_store_format::origin::Origin;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::PullSource;
 use tracing_mutex::stdsync::Mutex;
 
-use super::OpError;
 use super::describe::{MAX_TEXT_BYTES, read_header};
+use super::{OpError, trust};
 use crate::policy::{Decision, Policy, Subject, Terms, TermsBuilder};
 use crate::principal::Principal;
+use crate::trust::Trust;
 
-/// The policy as it applies to one user. By default it allows everything.
+/// The policy as it applies to one user, and the rules about signatures, which apply to all users. By default it allows
+/// everything.
 #[derive(Clone, Debug, Default)]
-pub struct CallerPolicy(Option<Arc<Restricted>>);
+pub struct CallerPolicy {
+    restricted: Option<Arc<Restricted>>,
+    trust: Arc<Trust>,
+}
 
 #[derive(Debug)]
 struct Restricted {
@@ -53,17 +59,57 @@ impl CallerPolicy {
         if policy.allows_all_to(principal) {
             return Self::default();
         }
-        Self(Some(Arc::new(Restricted { policy, principal: principal.clone(), cache: Arc::clone(cache) })))
+        let restricted = Restricted { policy, principal: principal.clone(), cache: Arc::clone(cache) };
+        Self { restricted: Some(Arc::new(restricted)), ..Self::default() }
+    }
+
+    pub(crate) fn with_trust(self, trust: Arc<Trust>) -> Self {
+        Self { trust, ..self }
+    }
+
+    pub(super) fn trust(&self) -> &Trust {
+        &self.trust
+    }
+
+    /// Whether the content of a model may be refused to the user.
+    pub(super) fn may_refuse_content(&self) -> bool {
+        self.is_restricted() || !self.trust.is_empty()
+    }
+
+    /// Refuses to give out the content of a stored model: by the policy, and if it is not signed as it must be. All
+    /// content that leaves the daemon is asked for here: descriptors, uploads, and what other machines read.
+    pub(super) fn check_content(&self, store: &Store, model: &Model) -> Result<(), OpError> {
+        self.check_stored(store, model, None)?;
+        trust::check(&self.trust, store, (&model.reference, &model.manifest))
+    }
+
+    /// Whether other machines may see a model: as [`Self::check_content`].
+    pub(super) fn may_send(
+        &self,
+        store: &Store,
+        name: &Reference,
+        manifest: &Manifest,
+    ) -> Result<bool, OpError> {
+        if !self.may_read(store, name, manifest.digest())? {
+            return Ok(false);
+        }
+        match trust::check(&self.trust, store, (name, manifest)) {
+            Ok(()) => Ok(true),
+            Err(refusal) => {
+                tracing::debug!("not shown to other machines: {}", refusal.body());
+                Ok(false)
+            }
+        }
     }
 
     /// Whether a rule may deny something to the user.
     pub(super) const fn is_restricted(&self) -> bool {
-        self.0.is_some()
+        self.restricted.is_some()
     }
 
     /// Refuses a source by its registry and its names, before any server is contacted.
     pub(super) fn check_source(&self, source: &PullSource, name: Option<&Reference>) -> Result<(), OpError> {
-        let Some(restricted) = &self.0 else { return Ok(()) };
+        let Some(restricted) = &self.restricted else { return Ok(()) };
         restricted.check(&source.to_string(), &subject_at(source, name))
     }
 
@@ -76,7 +122,7 @@ impl CallerPolicy {
         stored: Option<Digest>,
         terms: impl FnOnce() -> Result<Terms, OpError>,
     ) -> Result<(), OpError> {
-        let Some(restricted) = &self.0 else { return Ok(()) };
+        let Some(restricted) = &self.restricted else { return Ok(()) };
         let mut subject = subject_at(source, name);
         stored.map_or(Ok(()), |manifest| restricted.add_stored(&mut subject, store, (manifest, None)))?;
         if restricted.needs_terms(&subject) {
@@ -93,7 +139,7 @@ impl CallerPolicy {
         (name, copied_from): (&Reference, Option<&PullSource>),
         terms: Terms,
     ) -> Result<(), OpError> {
-        let Some(restricted) = &self.0 else { return Ok(()) };
+        let Some(restricted) = &self.restricted else { return Ok(()) };
         let mut subject = Subject { terms, ..Subject::default() };
         subject.add_local();
         subject.add_name(name);
@@ -109,7 +155,7 @@ impl CallerPolicy {
         model: &Model,
         new_name: Option<&Reference>,
     ) -> Result<(), OpError> {
-        let Some(restricted) = &self.0 else { return Ok(()) };
+        let Some(restricted) = &self.restricted else { return Ok(()) };
         let subject = restricted.stored_subject(store, model, new_name)?;
         restricted.check(&format!("model {}", model.reference.short()), &subject)
     }
@@ -122,7 +168,7 @@ impl CallerPolicy {
         reference: &Reference,
         manifest: Digest,
     ) -> Result<bool, OpError> {
-        let Some(restricted) = &self.0 else { return Ok(true) };
+        let Some(restricted) = &self.restricted else { return Ok(true) };
         let mut subject = restricted.named_subject(store, (manifest, reference), None)?;
         if restricted.needs_terms(&subject) {
             let model = store.names().model(reference)?;
@@ -138,7 +184,7 @@ impl CallerPolicy {
 
     /// As [`Self::check_stored`], for the model of this name.
     pub(crate) fn check_named(&self, store: &Store, reference: &Reference) -> Result<(), OpError> {
-        if self.0.is_none() {
+        if self.restricted.is_none() {
             return Ok(());
         }
         self.check_stored(store, &store.names().model(reference)?, None)
@@ -146,7 +192,7 @@ impl CallerPolicy {
 
     pub(crate) fn decision(&self, store: &Store, reference: &Reference) -> Result<PolicyDecision, OpError> {
         let allowed = PolicyDecision { allowed: true, rule: None, reason: None, found: None, place: None };
-        let Some(restricted) = &self.0 else { return Ok(allowed) };
+        let Some(restricted) = &self.restricted else { return Ok(allowed) };
         let subject = restricted.stored_subject(store, &store.names().model(reference)?, None)?;
         let Restricted { policy, principal, .. } = &**restricted;
         let decision = policy.decide(principal, &subject);

@@ -50,7 +50,7 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
     let lease = store.liveness().leases().grant(format!("push of {}", params.reference.short()));
     let _held = store.content().hold_lower_stores();
     let model = store.names().leased_model(&params.reference, &lease)?;
-    policy.check_stored(store, &model, None)?;
+    policy.check_content(store, &model)?;
     damage::refuse(store, &model, &model.blob_sizes().collect::<Vec<_>>())?;
     let name = destination_name(&model, params)?;
     let mut destination = registry.destination(&name, params.insecure)?;

@@ -185,11 +185,11 @@ impl View {
     }
 
     fn may_read(&self, store: &Store, name: &Reference) -> Result<bool, OpError> {
-        if !self.policy.is_restricted() {
+        if !self.policy.may_refuse_content() {
             return Ok(true);
         }
         let manifest = present(store.names().manifest(name))?;
-        manifest.map_or(Ok(false), |manifest| self.policy.may_read(store, name, manifest.digest()))
+        manifest.map_or(Ok(false), |manifest| self.policy.may_send(store, name, &manifest))
     }
 }
 

@@ -16,13 +16,8 @@ use blobd_store_format::text::quoted;
 
 use super::OpError;
 use super::policy::CallerPolicy;
-
-/// A key that may have signed models.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NamedKey {
-    pub(crate) name: String,
-    pub(crate) key: PublicKey,
-}
+use super::trust;
+use crate::trust::{NamedKey, Trust};
 
 /// The files of a model that its signatures list.
 #[derive(Debug)]
@@ -132,7 +127,8 @@ pub(crate) fn signatures(
     let name = store.names().resolve(&params.reference)?;
     policy.check_named(store, &name)?;
     let manifest = store.names().manifest(&name)?;
-    let keys = parsed_keys(&params.keys)?;
+    let given = parsed_keys(&params.keys)?;
+    let keys = if given.is_empty() { policy.trust().keys() } else { given };
     let files = SignableFiles::of_model(store, &name, &manifest)?;
     let bundles = match &params.bundle {
         Some(given) => vec![given.clone()],
@@ -149,6 +145,7 @@ pub(crate) fn signatures(
         digest: manifest.digest(),
         state: best.map_or(SignatureState::Unsigned, |best| best.state),
         key: best.and_then(|best| best.key.clone()),
+        trust: trust::decision(policy.trust(), store, (&name, &manifest))?,
         files: files.listed(),
         signatures,
     })
@@ -168,7 +165,7 @@ pub(crate) fn sign(store: &Store, policy: &CallerPolicy, params: &SignParams) ->
         hint: "`blobd verify --signatures --json` lists the files of the model with their digests",
     })?;
     let manifest = model.manifest.digest();
-    let is_new = store.names().add_signature(manifest, &bundle, |_| true)?;
+    let is_new = add(store, policy.trust(), manifest, &bundle)?;
     Ok(Signed {
         name: name.short(),
         digest: manifest,
@@ -177,6 +174,18 @@ pub(crate) fn sign(store: &Store, policy: &CallerPolicy, params: &SignParams) ->
         missing: shown(&missing),
         unchanged: !is_new,
     })
+}
+
+/// Keeps a signature. If there are too many, one by a key of the configuration stays.
+pub(super) fn add(store: &Store, trust: &Trust, manifest: Digest, bundle: &Bundle) -> Result<bool, OpError> {
+    let keys = trust.keys();
+    let is_by_other_key = |text: &str| {
+        let known = Bundle::parse(text.as_bytes()).ok();
+        let is_by =
+            |known: &Bundle, key: &NamedKey| key.key.has_signed(&known.signed_bytes(), known.signature());
+        known.is_none_or(|known| !keys.iter().any(|key| is_by(&known, key)))
+    };
+    Ok(store.names().add_signature(manifest, bundle, is_by_other_key)?)
 }
 
 fn refused(name: &Reference, error: &SignatureError) -> OpError {

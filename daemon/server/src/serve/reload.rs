@@ -33,6 +33,7 @@ impl Reloader {
         daemon.access.set(config.access());
         daemon.set_quotas(config.quotas());
         daemon.policy.set(config.policy());
+        daemon.trust.set(config.trust()?);
         daemon.offer.set(config.offer()?);
         daemon.configuration.set(config.settings(&given));
         daemon.metrics.events.configuration_read(true);
@@ -79,13 +80,14 @@ impl Reloader {
         let registry =
             RegistryClient::new(&registry_policy(&config)).map_err(|error| start_error(&config, error))?;
         let settings = config.settings(&given(&self.paths, &config)?);
-        let offer = config.offer()?;
+        let (offer, trust) = (config.offer()?, config.trust()?);
         let daemon = Arc::clone(&self.daemon);
         let refused = |error| ErrorBody::new(ErrorCode::Internal, error);
         daemon.store.ledger().set_space_policy(config.store_options().space).map_err(refused)?;
         daemon.access.set(config.access());
         daemon.set_quotas(config.quotas());
         daemon.policy.set(config.policy());
+        daemon.trust.set(trust);
         daemon.offer.set(offer);
         daemon.set_registry(registry);
         let transfers = config.transfer_policy();
@@ -140,6 +142,7 @@ pub(crate) fn settings_of_daemon(paths: &GivenPaths, config: &Config) -> Result<
     }
     RegistryClient::new(&registry_policy(config)).map_err(|error| start_error(config, error))?;
     config.offer()?;
+    config.trust()?;
     Ok(config.settings(&given(paths, config)?))
 }
 

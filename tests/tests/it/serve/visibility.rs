@@ -154,3 +154,37 @@ fn file_of_tokens_that_others_can_read_is_refused() {
     assert!(refused.stderr.contains("can be read or changed by others"), "{}", refused.stderr);
     blobd.line("config show").exits_with(2);
 }
+
+#[test]
+fn model_that_is_not_signed_as_it_must_be_is_not_there() {
+    const KEYS: [(&str, &str); 2] = [
+        ("site.pem", include_str!("../../../../daemon/keys/tests/p256.pem")),
+        ("site.pub", include_str!("../../../../daemon/keys/tests/p256-public.pem")),
+    ];
+    let keys = tempfile::tempdir().unwrap();
+    let [private, public] = KEYS.map(|(name, pem)| {
+        let path = keys.path().join(name);
+        fs::write(&path, pem).unwrap();
+        path
+    });
+    let rule = format!("hub = true\n[[trust]]\npattern = \"*\"\nkeys = [{public:?}]\nmode = \"enforce\"\n");
+    let site = Site::start_with(&rule);
+    site.add(&ModelFile::dense(1), &["team/m:1"]);
+    let digest = site.daemon.command().line("show team/m:1 --json").succeeds().json()["layers"][0]["digest"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let paths = [
+        "/v2/team/m/manifests/1".to_owned(),
+        "/v2/team/m/tags/list".to_owned(),
+        format!("/v2/team/m/blobs/{digest}"),
+        "/api/models/team/m/revision/main".to_owned(),
+    ];
+    for path in &paths {
+        assert_eq!(site.get(path).status, 404, "{path}");
+    }
+    site.daemon.command().run(["sign", "team/m:1", "--key", private.to_str().unwrap()]).succeeds();
+    for path in &paths {
+        assert_eq!(site.get(path).status, 200, "{path}");
+    }
+}
