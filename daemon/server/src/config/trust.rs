@@ -92,7 +92,7 @@ impl RuleConfig {
             ("pattern", self.pattern.as_ref().map(|pattern| json!(pattern))),
             ("keys", (!keys.is_empty()).then(|| json!(keys))),
             ("mode", self.mode.map(|mode| json!(mode.name()))),
-            ("partial", self.partial.then(|| json!(true))),
+            ("partial", self.partial.then_some(json!(true))),
         ];
         let keys = keys.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         Json::Object(keys.collect::<Map<_, _>>())
