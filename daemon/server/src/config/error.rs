@@ -402,7 +402,9 @@ mod tests {
                 let key = key.trim_matches(['[', ']']);
                 let text = match key.rsplit_once('.') {
                     None => format!("{key} = {value}"),
-                    Some((list @ ("policy.rules" | "trust"), name)) => format!("[[{list}]]\n{name} = {value}"),
+                    Some((list @ ("policy.rules" | "trust"), name)) => {
+                        format!("[[{list}]]\n{name} = {value}")
+                    }
                     Some((section, name)) => format!("[{section}]\n{name} = {value}"),
                 };
                 let (message, _) = error(&text);
