@@ -79,7 +79,7 @@ fn format_is_a_line_per_model_for_scripts() {
 fn table_ends_with_the_totals_and_has_relative_times_or_local_ones() {
     let daemon = daemon();
     let text = daemon.command().line("ls").succeeds().text();
-    assert!(text.lines().last().unwrap().starts_with("3 models, "), "{text}");
+    assert!(text.lines().last().unwrap().starts_with("3 models: "), "{text}");
     assert!(text.contains("just now") || text.contains(" ago"), "{text}");
     assert!(!text.contains("ORIGIN"), "{text}");
     let text = daemon.command().line("ls -v").succeeds().text();
