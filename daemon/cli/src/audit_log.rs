@@ -12,7 +12,7 @@ use blobd_client::name_service::user_by_name;
 use blobd_client::protocol::audit::{AuditRecord, LogEnd, LogParams};
 use clap::Args;
 
-use crate::{ErrorBody, ErrorCode, Reference};
+use crate::{ErrorBody, Reference};
 
 /// Show what was done to the store, by whom, and what was refused
 #[derive(Debug, Args)]
@@ -98,10 +98,8 @@ impl Params {
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
-    if params.follow && !connected.has_daemon() {
-        let message = "log: --follow needs a daemon, and none serves this store";
-        return Err(ErrorBody::new(ErrorCode::InvalidRequest, message)
-            .with_hint("start `blobd serve`, or leave out --follow"));
+    if params.follow {
+        connected.require_daemon("log --follow")?;
     }
     let (mut columns, mut records, mut printed) = (Columns::of_output(), 0_u64, Ok(()));
     let shown = connected.client.log(&params.request(), |record| {

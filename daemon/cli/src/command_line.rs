@@ -14,12 +14,11 @@ use blobd_cli_mount::{exec, mount};
 use blobd_cli_show::{diff, fit, show, tensor};
 use blobd_client::process::on_interrupt;
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{
     ErrorBody, ErrorCode, audit_log, completions, config, df, doctor, edit, gc, history, login, ls, man,
-    outdated, partial, promote, ps, pull, push, rm, serve, sign, suggest, tag, usage_error, verify, warm,
-    web,
+    outdated, overview, partial, promote, ps, pull, push, rm, serve, sign, suggest, tag, usage_error, verify, warm, web,
 };
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
@@ -99,20 +98,20 @@ enum Command {
     Completions(completions::Params),
     Man(man::Params),
     Help(man::HelpArgs),
+    Version(man::VersionArgs),
     #[command(hide = true, name = suggest::COMMAND)]
     Suggest(suggest::Params),
 }
 
 impl Command {
-    const fn log_use(&self, verbose: bool) -> log::Use {
+    const fn log_use(&self, verbosity: u8) -> log::Use {
         match self {
             Self::Serve(_) | Self::Mount(_) => log::Use::Always,
             // Its standard error is the terminal on which somebody types.
             Self::Suggest(_) => log::Use::Never,
-            // For `df`, `--verbose` means a table of models; `exec` leaves standard error to its program, and the guard
-            // belongs to `mount`.
-            Self::Df(_) | Self::Exec(_) | Self::MountGuard(_) => log::Use::OnRequest,
-            _ if verbose => log::Use::Always,
+            // `exec` leaves standard error to its program, and the guard belongs to `mount`.
+            Self::Exec(_) | Self::MountGuard(_) => log::Use::OnRequest,
+            _ if verbosity > 1 => log::Use::Always,
             _ => log::Use::OnRequest,
         }
     }
@@ -145,7 +144,13 @@ impl Command {
 
 /// The definition of all commands.
 pub(crate) fn command() -> clap::Command {
-    Cli::command()
+    let root = Cli::command();
+    // The list of commands is in groups.
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{}\n\nGlobal options:\n{{options}}{{after-help}}",
+        overview::list(&root)
+    );
+    root.help_template(template)
 }
 
 /// Runs the command that the arguments of this process name. Prints a failure, and returns its exit code.
@@ -153,14 +158,15 @@ pub(crate) fn command() -> clap::Command {
 pub fn main(server: LocalServer) -> ExitCode {
     let arguments: Vec<OsString> = env::args_os().collect();
     if arguments.len() <= 1 {
-        print_message(man::FIRST_STEPS);
+        print_message(&overview::screen(&command()));
         return ExitCode::from(ErrorCode::InvalidRequest.exit_code());
     }
-    let Cli { global, command } = match Cli::try_parse_from(&arguments) {
+    let parsed = command().try_get_matches_from(&arguments).and_then(|found| Cli::from_arg_matches(&found));
+    let Cli { global, command } = match parsed {
         Ok(parsed) => parsed,
         Err(error) => return refuse(&error, &arguments),
     };
-    let log = log::start(command.log_use(global.verbose), global.verbose);
+    let log = log::start(command.log_use(global.verbose), global.verbose > 0);
     let is_daemon = matches!(command, Command::Serve(_));
     match log.and_then(|()| run(&global.or_environment(server)?, command)) {
         Ok(code) => code,
@@ -182,7 +188,10 @@ fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
         print_error(options.json, options.quiet, failure);
     };
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        let Err(failure) = output_written(error.print()) else { return ExitCode::SUCCESS };
+        let short =
+            overview::short_help(command(), arguments).filter(|_| error.kind() == ErrorKind::DisplayHelp);
+        let printed = short.map_or_else(|| output_written(error.print()), |help| print(&help));
+        let Err(failure) = printed else { return ExitCode::SUCCESS };
         print_failure(&failure);
         return ExitCode::from(failure.code.exit_code());
     }
@@ -251,6 +260,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Completions(params) => completions::run(global, &params),
         Command::Man(params) => man::run(global, &params),
         Command::Help(params) => man::help(global, &params),
+        Command::Version(_) => man::version(global),
         Command::Suggest(params) => print(&suggest::names(global, &params)),
     };
     done.map(|()| ExitCode::SUCCESS)

@@ -82,6 +82,14 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let socket = configuration.settings.iter().find(|setting| setting.key == "socket");
     let socket = socket.and_then(|setting| setting.value.as_str()).unwrap_or_default();
     let daemon = running(Path::new(socket), &configuration)?;
+    // A file that is named may be meant for another machine: only a daemon that reads it is compared.
+    let file = configuration.file.clone();
+    let reads_it = |daemon: &Running| other_file(daemon.file.as_deref(), file.as_deref()).is_none();
+    let daemon = daemon.filter(|daemon| {
+        global.paths.config.is_none()
+            || global.paths.socket.is_some()
+            || daemon.file.is_some() && reads_it(daemon)
+    });
     let is_named = global.paths.root.is_some()
         || global.paths.socket.is_some()
         || settings.root().is_some()

@@ -3,7 +3,10 @@
 //! The checks of the command itself work without a daemon, without a store and with a wrong configuration file. Those
 //! of the process that has the store open follow.
 
+use std::io;
+
 use blobd_cli_common::Global;
+use blobd_cli_common::colour::{Paint, Tone};
 use blobd_cli_common::connect::{client_error, load_settings};
 use blobd_cli_common::output::{print, print_json, printable, terminal_width, wrap};
 use blobd_client::protocol::upkeep::{Check, CheckStatus, DoctorReport};
@@ -38,7 +41,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if global.json {
         print_json(&report)?;
     } else {
-        print(&render(&report, terminal_width()))?;
+        print(&render(&report, terminal_width(), Paint::of(&io::stdout())))?;
     }
     let failed = report.checks.iter().filter(|check| check.status == CheckStatus::Failure);
     let failures: Vec<&str> = failed.map(|check| check.name.as_str()).collect();
@@ -70,30 +73,36 @@ fn check_all(global: &Global, params: &Params) -> DoctorReport {
 }
 
 /// Findings first, the worst first, then what is right. Commands are on lines of their own, which are never broken.
-fn render(report: &DoctorReport, width: usize) -> String {
+fn render(report: &DoctorReport, width: usize, paint: Paint) -> String {
     const WIDEST: usize = 100;
     let mut findings: Vec<_> = report.checks.iter().filter(|check| check.status != CheckStatus::Ok).collect();
     findings.sort_by_key(|check| std::cmp::Reverse(check.status));
-    let mut text: String = findings.iter().map(|check| paragraph(check, width.min(WIDEST))).collect();
+    let mut text: String = findings.iter().map(|check| paragraph(check, width.min(WIDEST), paint)).collect();
     let right: Vec<_> = report.checks.iter().filter(|check| check.status == CheckStatus::Ok).collect();
     let longest = right.iter().map(|check| check.name.chars().count()).max().unwrap_or_default();
     let row = |name: &str, status: &str, found: &str| {
         let start = format!("{:<longest$}  {status:<6}  ", printable(name));
-        wrap(&printable(found), width, &start, &" ".repeat(longest + 10))
+        let text = wrap(&printable(found), width, &start, &" ".repeat(longest + 10));
+        // Coloured after it is broken: the colours have no width.
+        match status {
+            "ok" => text.replacen("  ok  ", &format!("  {}  ", paint.text(Tone::Good, "ok")), 1),
+            _ => text,
+        }
     };
     text.push_str(&row("CHECK", "STATUS", "FOUND"));
     right.iter().for_each(|check| text.push_str(&row(&check.name, "ok", &check.detail)));
     text
 }
 
-fn paragraph(check: &Check, width: usize) -> String {
+fn paragraph(check: &Check, width: usize, paint: Paint) -> String {
     const INDENT: &str = "            ";
-    let status = match check.status {
-        CheckStatus::Ok => "ok",
-        CheckStatus::Note => "note",
-        CheckStatus::Warning => "warning",
-        CheckStatus::Failure => "FAILURE",
+    let (status, tone) = match check.status {
+        CheckStatus::Ok => ("ok", Tone::Good),
+        CheckStatus::Note => ("note", Tone::Hint),
+        CheckStatus::Warning => ("warning", Tone::Warning),
+        CheckStatus::Failure => ("FAILURE", Tone::Bad),
     };
+    let status = paint.text(tone, status);
     let line = |label: &str, text: &Option<String>| {
         let first = format!("  {label:<8}  ");
         text.as_ref().map_or_else(String::new, |text| wrap(&printable(text), width, &first, INDENT))
@@ -126,7 +135,7 @@ mod tests {
                 .with_hint("remount")
                 .mended_by(&command),
         ];
-        let text = render(&DoctorReport { checks }, 60);
+        let text = render(&DoctorReport { checks }, 60, Paint::default());
         let position = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
         assert!(position("FAILURE: mount") < position("note: kernel"));
         assert!(position("note: kernel") < position("fine    ok"));

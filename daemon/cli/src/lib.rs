@@ -41,6 +41,7 @@ mod ls;
 mod man;
 mod other_tools;
 mod outdated;
+mod overview;
 mod partial;
 mod promote;
 mod prompt;

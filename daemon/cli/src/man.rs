@@ -1,4 +1,4 @@
-//! `blobd man` and `blobd help`
+//! `blobd man`, `blobd help` and `blobd version`
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -74,19 +74,22 @@ fn subcommand<'c>(command: &'c Command, word: &str) -> Result<&'c Command, Error
     command.find_subcommand(word).ok_or_else(|| usage_error::unknown(command, word))
 }
 
-/// Printed by `blobd` without arguments.
-pub(super) const FIRST_STEPS: &str = "\
-blobd stores model weights once, for every program on this machine.
+/// Print the version
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  blobd version
+  blobd version --json | jq -r .version
 
-First steps:
-  blobd pull llama3:8b                 download a model; needs no daemon
-  blobd import model-Q4_K_M.gguf       store a file of this machine
-  blobd ls                             list the models
-  blobd export llama3:8b               write a model's original file
-  blobd serve                          serve models to programs over a socket
+`blobd doctor` names the version of the daemon, if that is another one.")]
+pub(super) struct VersionArgs {}
 
-`blobd help` lists all commands, `blobd help COMMAND` explains one.
-";
+pub(super) fn version(global: &Global) -> Result<(), ErrorBody> {
+    let version = env!("CARGO_PKG_VERSION");
+    if global.json {
+        return print_json(&serde_json::json!({ "version": version }));
+    }
+    print(&format!("blobd {version}\n"))
+}
 
 fn write_all(global: &Global, root: &Command, directory: &Path) -> Result<(), ErrorBody> {
     fs::create_dir_all(directory).map_err(|error| file_error(&directory.display().to_string(), &error))?;

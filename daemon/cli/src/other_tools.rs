@@ -75,7 +75,6 @@ const ADVICE: &[(&str, &str)] = &[
     ("update", UPDATE),
     ("upgrade", UPDATE),
     ("upload", "`blobd push MODEL DESTINATION` uploads a model to a registry"),
-    ("version", "`blobd --version` prints the version"),
 ];
 
 const RUN: &str = "blobd stores models and does not run them; \
@@ -150,7 +149,7 @@ mod tests {
     #[test]
     fn words_are_sorted_so_that_they_are_found() {
         assert!(ADVICE.is_sorted_by(|a, b| a.0 < b.0));
-        assert!(advice_for("add").contains("blobd pull") && advice_for("version").contains("--version"));
+        assert!(advice_for("add").contains("blobd pull"));
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! The daemon: `blobd serve`, `blobd health` and `blobd limit`; and `blobd demo`, which runs one
 
+use std::io;
+
+use blobd_cli_common::Global;
+use blobd_cli_common::colour::{Paint, Tone};
 use blobd_cli_common::connect::{
     client_error, connect, connect_for_checks, load_settings, print_result, refuse_silent_socket,
 };
 use blobd_cli_common::output::printable;
-use blobd_cli_common::{Global, usage};
 use blobd_client::protocol::request::LimitParams;
 use blobd_client::protocol::upkeep::{Health, HealthStatus};
 use blobd_store_format::size;
@@ -54,23 +57,30 @@ pub(super) struct HealthArgs {
 pub(super) fn health(global: &Global, args: &HealthArgs) -> Result<(), ErrorBody> {
     refuse_silent_socket(global)?;
     let connected = connect_for_checks(global, &*load_settings(global)?)?;
-    if connected.is_embedded() {
-        let error = ErrorBody::new(ErrorCode::NotFound, "health: no daemon is running");
-        return Err(error.with_hint("start it with `blobd serve` or `systemctl start blobd`"));
-    }
+    connected.require_daemon("health")?;
     let health = connected.client.health().map_err(client_error)?;
     if !global.quiet || global.json {
-        print_result(global, &health, render_health)?;
+        let paint = Paint::of(&io::stdout());
+        print_result(global, &health, |health| render_health(health, paint))?;
     }
     let worst = if args.strict { HealthStatus::Ok } else { HealthStatus::Degraded };
     if health.status <= worst { Ok(()) } else { Err(unhealthy(&health)) }
 }
 
-fn render_health(health: &Health) -> String {
-    let mut text = format!("{}\n", health.status.name());
+fn render_health(health: &Health, paint: Paint) -> String {
+    let shown = |status: HealthStatus, text: &str| {
+        let tone = match status {
+            HealthStatus::Ok => Tone::Good,
+            HealthStatus::Degraded => Tone::Warning,
+            _ => Tone::Bad,
+        };
+        paint.text(tone, text)
+    };
+    let mut text = format!("{}\n", shown(health.status, health.status.name()));
     for check in &health.checks {
         let (name, detail) = (printable(&check.name), printable(&check.detail));
-        text += &format!("  {name:8} {:9} {detail}\n", check.status.name());
+        let status = shown(check.status, &format!("{:9}", check.status.name()));
+        text += &format!("  {name:8} {status} {detail}\n");
     }
     text
 }
@@ -109,13 +119,14 @@ pub(super) fn limit(global: &Global, args: &LimitArgs) -> Result<(), ErrorBody> 
     let connected = connect(global)?;
     let limit = match args.rate {
         None => connected.client.limit(),
-        Some(_) if connected.is_embedded() => {
-            let hint = "start `blobd serve`, limit one pull with `blobd pull --limit-rate`, or set limit_rate \
-                        under [transfer] in the configuration";
-            let error = usage("limit: no daemon is running, so the limit would have no effect");
-            return Err(error.with_hint(hint));
+        Some(Rate(bytes_per_second)) => {
+            connected.require_daemon("limit").map_err(|error| {
+                let hint = "start it with `blobd serve`, limit one pull with `blobd pull --limit-rate`, or set \
+                            limit_rate under [transfer] in the configuration";
+                error.with_hint(hint)
+            })?;
+            connected.client.set_limit(&LimitParams { bytes_per_second })
         }
-        Some(Rate(bytes_per_second)) => connected.client.set_limit(&LimitParams { bytes_per_second }),
     };
     let limit = limit.map_err(client_error)?;
     print_result(global, &limit, |limit| match limit.bytes_per_second {

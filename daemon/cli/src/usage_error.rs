@@ -17,10 +17,10 @@ pub(super) fn body(error: &Error, arguments: &[OsString]) -> ErrorBody {
         ErrorKind::InvalidSubcommand => unknown_command(&text(error, ContextKind::InvalidSubcommand), &usage),
         ErrorKind::UnknownArgument => unknown_argument(error, &usage),
         ErrorKind::MissingRequiredArgument => {
-            (format!("{}: {} missing", usage.command, are(&texts(error, ContextKind::InvalidArg))), None)
+            (format!("{}: {}", usage.subject(), missing(&texts(error, ContextKind::InvalidArg))), None)
         }
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            (format!("{}: a command is missing", usage.command), Some(usage.commands()))
+            (format!("{}: no command given", usage.subject()), Some(usage.commands()))
         }
         ErrorKind::InvalidValue => invalid_value(error),
         ErrorKind::ValueValidation => refused_value(error),
@@ -65,14 +65,27 @@ impl Usage {
             usage.trim().trim_start_matches("Usage:").trim().lines().next().unwrap_or_default().to_owned();
         let is_name = |word: &&str| word.starts_with(|c: char| c.is_ascii_lowercase());
         let names: Vec<&str> = line.split_whitespace().take_while(is_name).collect();
+        let mut blobd = crate::command();
+        blobd.build();
         if !names.is_empty() {
+            // The parser's own line names options that were given as if they were needed.
+            let mut used = names
+                .iter()
+                .skip(1)
+                .fold(&blobd, |command, name| command.find_subcommand(name).unwrap_or(command))
+                .clone();
+            let line = used.render_usage().to_string().trim_start_matches("Usage:").trim().to_owned();
             return Self { command: names.join(" "), line };
         }
-        let blobd = crate::command();
         let mut words = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
         let used = words.find_map(|word| blobd.find_subcommand(word));
         let command = used.map_or_else(|| "blobd".to_owned(), |used| format!("blobd {}", used.get_name()));
         Self { command, line }
+    }
+
+    /// The command without the name of the program, with which the line of an error begins.
+    fn subject(&self) -> &str {
+        self.command.strip_prefix("blobd ").unwrap_or(&self.command)
     }
 
     fn commands(&self) -> String {
@@ -106,6 +119,11 @@ fn unknown_argument(error: &Error, usage: &Usage) -> (String, Option<String>) {
     if !argument.starts_with('-') {
         return (format!("{argument}: one argument too many for `{}`", usage.command), None);
     }
+    if argument == "--force" && usage.command == "blobd gc" {
+        let hint = "it needs no force: it deletes only what no model needs; `blobd rm MODEL` removes a model, and \
+                    `blobd gc --dry-run` says what keeps the rest";
+        return ("--force: no option of `blobd gc`".to_owned(), Some(hint.to_owned()));
+    }
     let suggested = text(error, ContextKind::SuggestedArg);
     let plain = |text: &str| text.trim_start_matches('-').to_owned();
     let (typed, known) = (plain(&argument), plain(&suggested));
@@ -117,12 +135,15 @@ fn unknown_argument(error: &Error, usage: &Usage) -> (String, Option<String>) {
 
 fn invalid_value(error: &Error) -> (String, Option<String>) {
     let (argument, value) = (text(error, ContextKind::InvalidArg), text(error, ContextKind::InvalidValue));
-    if value.is_empty() {
-        return (format!("{argument}: a value is missing"), None);
-    }
     let possible = texts(error, ContextKind::ValidValue);
-    let expected = format!("expected {}, found {value:?}", possible.join(", "));
+    if value.is_empty() {
+        let (option, name) = argument.split_once([' ', '=']).unwrap_or((&argument, "a value"));
+        let expected = if possible.is_empty() { bare(name) } else { one_of(&possible) };
+        return (format!("{option}: no value given: expected {expected}"), None);
+    }
+    let expected = format!("wrong value: expected {}, found {value:?}", one_of(&possible));
     let problem = if possible.is_empty() { format!("wrong value {value:?}") } else { expected };
+    let argument = argument.split([' ', '=']).next().unwrap_or_default();
     let suggested = text(error, ContextKind::SuggestedValue);
     let hint = (!suggested.is_empty()).then(|| format!("did you mean {suggested}?"));
     (format!("{argument}: {problem}"), hint)
@@ -161,9 +182,25 @@ fn conflict(error: &Error) -> String {
     }
 }
 
-/// `<SRC> <DST> are`
-fn are(missing: &[String]) -> String {
-    format!("{} {}", missing.join(" "), if missing.len() == 1 { "is" } else { "are" })
+/// `no argument given: expected SRC and DST`
+fn missing(arguments: &[String]) -> String {
+    let arguments: Vec<String> = arguments.iter().map(|argument| bare(argument)).collect();
+    format!("no argument given: expected {}", arguments.join(" and "))
+}
+
+/// `<REF|PATTERN>...` as `REF or PATTERN`; an option as it is typed.
+fn bare(argument: &str) -> String {
+    let is_option = argument.starts_with('-');
+    let plain: String = argument.trim_end_matches("...").chars().filter(|c| !"<>[]".contains(*c)).collect();
+    if is_option { argument.to_owned() } else { plain.replace('|', " or ") }
+}
+
+/// `name, size or used`
+fn one_of(values: &[String]) -> String {
+    match values {
+        [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+        values => values.join(", "),
+    }
 }
 
 fn first_line(error: &Error) -> String {
@@ -205,8 +242,8 @@ mod tests {
             ("improt x", "improt: no such command", "did you mean `blobd import`?"),
             ("ls --trahs", "--trahs: no option of `blobd ls`", "did you mean --trash?"),
             ("ls --nope", "--nope: no option of `blobd ls`", "`blobd ls --help` explains it"),
-            ("tag", "blobd tag: <SRC> <DST> are missing", "usage: blobd tag <SRC> <DST>; "),
-            ("show", "blobd show: <REF|PATH> is missing", "`blobd show --help`"),
+            ("tag", "tag: no argument given: expected SRC and DST", "usage: blobd tag <SRC> <DST>; "),
+            ("show", "show: no argument given: expected REF or PATH", "`blobd show --help`"),
             ("tag a b c", "c: one argument too many for `blobd tag`", "usage: blobd tag"),
             ("gc --dry-run --dry-run", "--dry-run: given more than once", "usage: blobd gc"),
             (
@@ -214,10 +251,18 @@ mod tests {
                 "--dry-run: cannot be used with --plan-eviction[=<SIZE>]",
                 "usage",
             ),
-            ("partial", "blobd partial: a command is missing", "`blobd partial ls`, `blobd partial rm`; "),
+            ("partial", "partial: no command given", "`blobd partial ls`, `blobd partial rm`; "),
             ("partial lst", "blobd partial lst: no such command", "`blobd partial ls`, `blobd partial rm`; "),
-            ("--json", "blobd: a command is missing", "`blobd help` lists the commands"),
-            ("ls --root", "--root <DIR>: a value is missing", "--help` explains it"),
+            ("--json", "blobd: no command given", "`blobd help` lists the commands"),
+            ("ls --root", "--root: no value given: expected DIR", "--help` explains it"),
+            (
+                "ls --sort x",
+                "--sort: wrong value: expected name, size, modified or used, found \"x\"",
+                "--help`",
+            ),
+            ("ls --sort", "--sort: no value given: expected name, size, modified or used", "--help`"),
+            ("gc --socket /s --nope", "--nope: no option of `blobd gc`", "usage: blobd gc [OPTIONS]; "),
+            ("gc --force", "--force: no option of `blobd gc`", "`blobd rm MODEL` removes a model"),
         ] {
             let (found, advice) = error(line);
             assert_eq!(found, message, "{line}");

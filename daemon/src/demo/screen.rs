@@ -1,8 +1,9 @@
 //! Prints the demo's headings, texts, command lines, their output, and aligned rows.
 
-use std::io::{self, IsTerminal as _};
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use blobd_cli_common::colour::Paint;
 use blobd_cli_common::output::{print, wrap};
 
 use super::DemoError;
@@ -49,9 +50,7 @@ fn fit(line: &str) -> String {
 
 /// Bold on a terminal, plain text elsewhere.
 fn bold(text: &str) -> String {
-    let plain =
-        !io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
-    if plain { text.to_owned() } else { format!("\u{1b}[1m{text}\u{1b}[0m") }
+    Paint::of(&io::stdout()).bold(text)
 }
 
 fn show(text: &str) -> Result<(), DemoError> {

@@ -117,10 +117,11 @@ fn command_without_arguments_prints_the_first_steps_and_fails() {
     let (_folder, blobd) = blobd();
     let run = command::run(&mut blobd.command()).exits_with(2);
     assert_eq!(run.text(), "");
-    assert!(run.stderr.lines().count() < 15, "{}", run.stderr);
-    for part in ["First steps:", "blobd pull", "blobd help"] {
+    assert!(run.stderr.lines().count() <= 24, "{}", run.stderr);
+    for part in ["get       blobd pull", "\nclean up  blobd df", "also diff, fit", "blobd help COMMAND"] {
         assert!(run.stderr.contains(part), "{}", run.stderr);
     }
+    assert_eq!(blobd.line("-h").succeeds().text(), run.stderr);
 }
 
 #[test]

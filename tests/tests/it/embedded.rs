@@ -265,7 +265,7 @@ fn store_with_a_long_path_is_shared() {
 fn mount_needs_a_daemon_although_a_command_serves_the_store() {
     let fixture = Fixture::new();
     let owner = fixture.owner();
-    let error = fixture.blobd.line("mount /nowhere --json").exits_with(2).error();
+    let error = fixture.blobd.line("mount /nowhere --json").exits_with(3).error();
     assert!(error.message.contains("no daemon is running"), "{error}");
     end(owner);
 }

@@ -140,7 +140,7 @@ fn log_is_one_json_object_per_line_if_that_is_requested() {
 fn log_format_that_does_not_exist_is_refused() {
     let folder = tmpfs_directory();
     let mut list = Blobd::at_root(&folder.path().join("store")).command();
-    let run = command::run(list.args(["ls", "-v"]).env("BLOBD_LOG_FORMAT", "xml")).exits_with(2);
+    let run = command::run(list.args(["ls", "-vv"]).env("BLOBD_LOG_FORMAT", "xml")).exits_with(2);
     assert!(
         run.stderr.contains("BLOBD_LOG_FORMAT: expected text, json or journal, found \"xml\""),
         "{}",

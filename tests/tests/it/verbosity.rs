@@ -33,13 +33,20 @@ fn quiet_commands_print_results_and_errors_but_no_reports_and_hints() {
 #[test]
 fn verbose_commands_log_what_they_use_on_standard_error() {
     let daemon = daemon();
-    let run = daemon.command().line("-v ps").succeeds();
+    let run = daemon.command().line("-vv ps").succeeds();
     let socket = daemon.socket().display().to_string();
     assert!(run.stderr.contains("DEBUG") && run.stderr.contains(&socket), "{}", run.stderr);
     assert_eq!(run.text(), daemon.command().line("ps").succeeds().text());
     let root = daemon.scratch().join("other");
-    let run = Blobd::at_root(&root).line("ls --verbose").succeeds();
+    let run = Blobd::at_root(&root).line("ls --verbose -v").succeeds();
     assert!(run.stderr.contains(&root.display().to_string()), "{}", run.stderr);
+}
+
+#[test]
+fn commands_that_are_verbose_once_print_detail_without_a_log() {
+    let run = daemon().command().line("-v ls").succeeds();
+    assert!(run.text().contains("ORIGIN"), "{}", run.text());
+    assert_eq!(run.stderr, "");
 }
 
 #[test]

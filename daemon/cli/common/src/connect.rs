@@ -191,6 +191,15 @@ impl Connected {
         self.access.as_ref().is_some_and(|access| access.is_served_here())
     }
 
+    /// Refuses a command that only a daemon can serve, if there is none.
+    pub fn require_daemon(&self, verb: &str) -> Result<(), ErrorBody> {
+        if self.has_daemon() {
+            return Ok(());
+        }
+        let error = ErrorBody::new(ErrorCode::NotFound, format!("{verb}: no daemon is running"));
+        Err(error.with_hint("start it with `blobd serve` or `systemctl start blobd`"))
+    }
+
     /// Whether a daemon serves the store, and not a command, which ends when its work is done.
     pub const fn has_daemon(&self) -> bool {
         self.access.is_none()

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::{env, io};
 
 use blobd_client::paths::GivenPaths;
-use clap::Args;
+use clap::{ArgAction, Args};
 
 use crate::local_server::LocalServer;
 use crate::{ErrorBody, ErrorCode};
@@ -27,9 +27,9 @@ pub struct GlobalOptions {
     /// Print only results and errors: no progress, no reports of what was done, no hints
     #[arg(short, long, global = true, help_heading = "Global options")]
     pub quiet: bool,
-    /// Print more detail, and a log of the work of this process on standard error
-    #[arg(short, long, global = true, help_heading = "Global options")]
-    pub verbose: bool,
+    /// Print more detail; given twice, also a log of the work of this process on standard error
+    #[arg(short, long, action = ArgAction::Count, global = true, help_heading = "Global options")]
+    pub verbose: u8,
 }
 
 impl GlobalOptions {
@@ -58,7 +58,7 @@ impl GlobalOptions {
             config: path("--config", &self.config, "BLOBD_CONFIG")?,
         };
         let Self { json, quiet, verbose, .. } = *self;
-        Ok(Global { paths, json, quiet, verbose, server })
+        Ok(Global { paths, json, quiet, verbose: verbose > 0, server })
     }
 }
 

@@ -10,7 +10,7 @@
 //! - Finding a daemon: [`connect`], [`local_server`], [`system_service`].
 //! - Models that are named: [`model_name`], [`model_source`], [`described_model`], [`local_files`], [`local_folder`], [`source_file`],
 //!   [`model_folder`].
-//! - Results: [`output`] (text, JSON), [`table`], [`times`], [`progress`], [`batch`], [`output_file`], [`lost_models`], [`residency`],
+//! - Results: [`output`] (text, JSON), [`colour`], [`table`], [`times`], [`progress`], [`batch`], [`output_file`], [`lost_models`], [`residency`],
 //!   [`log`].
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
@@ -24,6 +24,7 @@ pub use global::{Global, file_error, internal, usage};
 
 pub mod advice;
 pub mod batch;
+pub mod colour;
 pub mod connect;
 pub mod described_model;
 pub mod global;

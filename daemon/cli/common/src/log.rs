@@ -1,7 +1,6 @@
 //! The log, and which messages it contains.
 
 use std::env;
-use std::io::{self, IsTerminal as _};
 use std::str::FromStr as _;
 
 use tracing::level_filters::LevelFilter;
@@ -95,11 +94,6 @@ fn start_with(format: Format, targets: Targets) {
     let subscriber = tracing_subscriber::registry().with(format.layer().with_filter(targets));
     // Fails only if a log is already running, as in tests.
     let _ = tracing::subscriber::set_global_default(subscriber);
-}
-
-fn has_color() -> bool {
-    let has_no_color = env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
-    io::stderr().is_terminal() && !has_no_color
 }
 
 #[cfg(test)]

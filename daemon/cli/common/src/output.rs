@@ -11,6 +11,7 @@ pub use blobd_store_format::text::printable;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::colour::Paint;
 use crate::log::at_error_priority;
 pub use crate::table::Table;
 use crate::{ErrorBody, ErrorCode, internal};
@@ -108,7 +109,8 @@ pub fn print_error(is_json: bool, is_quiet: bool, error: &ErrorBody) {
     let hint = error.hint.as_ref().filter(|_hint| !is_quiet);
     let hint = hint.map_or_else(String::new, |hint| format!("hint: {}\n", printable(hint)));
     let text = format!("blobd: {}\n{hint}{}", printable(&error.message), request_note(error));
-    print_message(&at_error_priority(&text));
+    let text = at_error_priority(&broken(&text, width_of(&io::stderr())));
+    print_message_unbroken(&Paint::of(&io::stderr()).labels(&text));
 }
 
 /// Says that Ctrl-C has stopped the command, and what is left of its work.

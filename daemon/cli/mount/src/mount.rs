@@ -31,7 +31,7 @@ use self::error::MountError;
 use self::file_system::ModelFileSystem;
 use self::opener::Opener;
 pub(crate) use self::tree::inode;
-use crate::{Client, ErrorBody, ErrorCode};
+use crate::{Client, ErrorBody};
 
 mod aliases;
 mod catalog;
@@ -75,10 +75,7 @@ pub fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     const TIMEOUT: Duration = Duration::from_secs(30);
     raise_descriptor_limit();
     let connected = connect(global)?;
-    if !connected.has_daemon() {
-        let body = ErrorBody::new(ErrorCode::InvalidRequest, "mount: no daemon is running");
-        return Err(body.with_hint("start `blobd serve` first: the mount reads models through the daemon"));
-    }
+    connected.require_daemon("mount")?;
     let readers = if params.allow_other { Readers::Everybody } else { Readers::Owner };
     let client = connected.client.with_timeout(TIMEOUT);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(internal)?;

@@ -320,7 +320,7 @@ fn command_without_a_daemon_writes_and_reads_the_same_log() {
     blobd.run(["import", path.to_str().unwrap(), "--name", "m"]).succeeds();
     blobd.line("ls").succeeds();
     eventual_records(&blobd, "", &["import ok"]);
-    blobd.line("log --follow").exits_with(2);
+    blobd.line("log --follow").exits_with(3);
     let usage = blobd.line("df --json").succeeds().json();
     let row = usage["rows"].as_array().unwrap().iter().find(|row| row["kind"] == "audit").unwrap().clone();
     let files = files(&folder.path().join("store/audit"));

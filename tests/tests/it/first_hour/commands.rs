@@ -10,6 +10,7 @@ const fn step(line: &'static str, shows: &'static [&'static str]) -> Step {
 pub(super) const STEPS: &[Step] = &[
     step("blobd help", &["pull", "import", "Examples:"]),
     step("blobd help pull", &["Usage: blobd pull"]),
+    step("blobd version", &["blobd "]),
     step("blobd doctor", &["ok"]),
     step("blobd ls", &["no models"]),
     step("blobd pull llama3:8b", &["llama3:8b", "downloaded"]),

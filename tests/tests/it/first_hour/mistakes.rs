@@ -24,7 +24,7 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd upload llama3:8b", 2, &["blobd push"]),
     step("blobd help nothere", 2, &["nothere: no such command", "`blobd help` lists"]),
     // Names of models.
-    step("blobd pull", 2, &["is missing", "usage: blobd pull"]),
+    step("blobd pull", 2, &["no argument given", "usage: blobd pull"]),
     step("blobd pull llama3:9b", 3, &["llama3:9b", "not found"]),
     step("blobd pull 'llama 3'", 2, &["llama 3"]),
     step("blobd show lama3:8b --stored", 3, &["llama3:8b"]),
@@ -33,10 +33,10 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd rm nothere:1", 3, &["nothere:1", "blobd ls"]),
     step("blobd rm kept:1", 7, &["pinned", "blobd unpin kept:1"]),
     step("blobd tag tuned-8b kept:1", 7, &["pinned", "--force"]),
-    step("blobd tag llama3:8b", 2, &["is missing", "usage: blobd tag"]),
+    step("blobd tag llama3:8b", 2, &["no argument given", "usage: blobd tag"]),
     step("blobd rename nothere:1 x:1", 3, &["nothere:1"]),
     step("blobd undelete tuned-8b", 3, &["trash"]),
-    step("blobd diff llama3:8b", 2, &["is missing", "usage: blobd diff"]),
+    step("blobd diff llama3:8b", 2, &["no argument given", "usage: blobd diff"]),
     step("blobd tensor llama3:8b output.weights", 3, &["output.weight"]),
     // Files.
     step("blobd import nothere.gguf", 3, &["nothere.gguf"]),
@@ -75,10 +75,10 @@ pub(super) const STEPS: &[Step] = &[
     ),
     // Processes.
     step("blobd release 999999", 3, &["999999"]),
-    step("blobd exec", 2, &["is missing", "usage: blobd exec"]),
+    step("blobd exec", 2, &["no argument given", "usage: blobd exec"]),
     step("blobd exec -- nothere", 3, &["nothere"]),
     step("blobd ls 2>/dev/full >/dev/full", 6, &[]),
     step("blobd show nothere 2>&1 | head -0", 0, &[]),
-    step("blobd login", 2, &["is missing", "usage: blobd login"]),
+    step("blobd login", 2, &["no argument given", "usage: blobd login"]),
     step("blobd logout nothere.example", 3, &["nothere.example"]),
 ];

@@ -82,6 +82,7 @@ fn explaining(session: &mut Session, sample: &Sample) {
     session.ok("man --dir DIR", ["man", "--dir", &sample.path("man1")]);
     session.line("help", "");
     session.line("help", "ls");
+    session.line("version", "");
     configuration(session, sample);
 }
 

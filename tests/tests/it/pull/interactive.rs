@@ -199,7 +199,7 @@ fn limit_is_shown_set_and_removed_while_a_pull_runs() {
 fn limit_is_refused_without_a_daemon() {
     let folder = tmpfs_directory();
     let blobd = Blobd::at_root(&folder.path().join("store"));
-    let error = blobd.line("limit 1MB --json").exits_with(2).error();
+    let error = blobd.line("limit 1MB --json").exits_with(3).error();
     assert!(error.hint.unwrap().contains("limit_rate"));
     assert_eq!(blobd.line("limit --json").succeeds().json()["bytes_per_second"], Json::Null);
 }

@@ -26,9 +26,9 @@ pub(super) const SITUATIONS: &[Situation] = &[
         command: "blobd pull",
         run: |fixture| fixture.run(&["pull"]),
         code: 2,
-        happened: "blobd pull: <REF>... is missing",
-        why: "is missing",
-        to_do: "usage: blobd pull <REF>...; `blobd pull --help` explains it",
+        happened: "pull: no argument given: expected REF",
+        why: "no argument given",
+        to_do: "`blobd pull --help` explains it",
     },
     Situation {
         did: "a rate that is not a number",

@@ -74,10 +74,10 @@ pub(super) const SITUATIONS: &[Situation] = &[
             fs::create_dir(fixture.path("models")).unwrap();
             fixture.run(&["mount", "models"])
         },
-        code: 2,
-        happened: "mount: no daemon is running",
-        why: "the mount reads models through the daemon",
-        to_do: "start `blobd serve` first",
+        code: 3,
+        happened: "mount: ",
+        why: "no daemon is running",
+        to_do: "start it with `blobd serve`",
     },
     Situation {
         did: "mounting on a directory with files",

@@ -9,8 +9,9 @@ use tracing_subscriber::layer::Layer;
 use tracing_subscriber::registry::LookupSpan;
 
 use super::journal::Journal;
-use super::{has_color, value_of};
+use super::value_of;
 use crate::ErrorBody;
+use crate::colour::Paint;
 use crate::usage;
 
 const VARIABLE: &str = "BLOBD_LOG_FORMAT";
@@ -53,7 +54,7 @@ impl Format {
                 Ok(journal) => Box::new(journal),
                 Err(_no_journal) => Box::new(lines.with_target(false).with_ansi(false)),
             },
-            Self::Text => Box::new(lines.with_target(false).with_ansi(has_color())),
+            Self::Text => Box::new(lines.with_target(false).with_ansi(Paint::of(&io::stderr()).is_on())),
         }
     }
 }
