@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use blobd_cli_common::output::wrap;
+use blobd_cli_common::output::{terminal_width, wrap};
 use clap::Command;
 
 struct Group {
@@ -99,6 +99,7 @@ fn short(command: Command) -> String {
 /// The commands with their descriptions, as `blobd --help` lists them.
 pub(super) fn list(blobd: &Command) -> String {
     const INDENT: usize = 15;
+    const MAX_WIDTH: usize = 100;
     let mut text = String::new();
     for (group, others) in groups(blobd) {
         text += &format!("{}:\n", title_case(group.title));
@@ -106,7 +107,12 @@ pub(super) fn list(blobd: &Command) -> String {
         for name in first.chain(others.iter().copied()) {
             let about = blobd.find_subcommand(name).and_then(Command::get_about);
             let about = about.map(ToString::to_string).unwrap_or_default();
-            text += &wrap(&about, 100, &format!("  {name:<12} "), &" ".repeat(INDENT));
+            text += &wrap(
+                &about,
+                terminal_width().min(MAX_WIDTH),
+                &format!("  {name:<12} "),
+                &" ".repeat(INDENT),
+            );
         }
         text.push('\n');
     }

@@ -66,15 +66,10 @@ impl Usage {
         let is_name = |word: &&str| word.starts_with(|c: char| c.is_ascii_lowercase());
         let names: Vec<&str> = line.split_whitespace().take_while(is_name).collect();
         let mut blobd = crate::command();
+        // Arguments cannot be displayed before.
         blobd.build();
         if !names.is_empty() {
-            // The parser's own line names options that were given as if they were needed.
-            let mut used = names
-                .iter()
-                .skip(1)
-                .fold(&blobd, |command, name| command.find_subcommand(name).unwrap_or(command))
-                .clone();
-            let line = used.render_usage().to_string().trim_start_matches("Usage:").trim().to_owned();
+            let line = without_global_options(&blobd, &line);
             return Self { command: names.join(" "), line };
         }
         let mut words = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
@@ -104,6 +99,13 @@ impl Usage {
         let help = format!("`{} --help` explains it", self.command);
         if self.line.is_empty() { help } else { format!("usage: {}; {help}", self.line) }
     }
+}
+
+/// The parser names options that were given as if the command needed them.
+fn without_global_options(blobd: &Command, line: &str) -> String {
+    let given = blobd.get_arguments().filter(|option| option.is_global_set());
+    let given = given.map(|option| format!(" {option}"));
+    given.chain([" [OPTIONS]".to_owned()]).fold(line.to_owned(), |line, option| line.replace(&option, ""))
 }
 
 fn unknown_command(word: &str, usage: &Usage) -> (String, Option<String>) {
@@ -261,7 +263,7 @@ mod tests {
                 "--help`",
             ),
             ("ls --sort", "--sort: no value given: expected name, size, modified or used", "--help`"),
-            ("gc --socket /s --nope", "--nope: no option of `blobd gc`", "usage: blobd gc [OPTIONS]; "),
+            ("gc --socket /s --nope", "--nope: no option of `blobd gc`", "usage: blobd gc; "),
             ("gc --force", "--force: no option of `blobd gc`", "`blobd rm MODEL` removes a model"),
         ] {
             let (found, advice) = error(line);

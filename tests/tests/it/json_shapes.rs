@@ -240,7 +240,8 @@ fn option_names(line: &str) -> Option<Vec<String>> {
 fn commands(blobd: &Blobd) -> Vec<String> {
     let help = blobd.line("--help").succeeds().text();
     let listed =
-        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+        help.lines().skip_while(|line| *line != "Get:").take_while(|line| *line != "Global options:");
+    let listed = listed.filter(|line| line.starts_with("  "));
     let names =
         listed.filter(|line| !line.starts_with("   ")).filter_map(|line| line.split_whitespace().next());
     names.map(str::to_owned).collect()

@@ -51,7 +51,7 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd export tuned-8b -o notes.txt", 4, &["notes.txt", "--force"]),
     step("blobd export tuned-8b -o -", 2, &["terminal"]),
     step("blobd export tuned-8b -o nothere/x.gguf", 3, &["nothere"]),
-    step("blobd mount notes.txt", 2, &["blobd serve"]),
+    step("blobd mount notes.txt", 3, &["blobd serve"]),
     // Values.
     step("blobd fit llama3:8b --vram 8", 2, &["8MiB or 8GiB"]),
     step("blobd fit llama3:8b --vram lots", 2, &["lots", "write for example 200GiB"]),

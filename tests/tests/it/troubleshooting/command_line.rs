@@ -72,7 +72,7 @@ pub(super) const SITUATIONS: &[Situation] = &[
         run: |fixture| fixture.run(&["completions", "tcsh"]),
         code: 2,
         happened: "found \"tcsh\"",
-        why: "expected bash, zsh, fish",
+        why: "expected bash, zsh or fish",
         to_do: "did you mean zsh?",
     },
 ];
