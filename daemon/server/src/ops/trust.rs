@@ -9,7 +9,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::signature::Bundle;
 
 use super::OpError;
-use super::signatures::SignableFiles;
+use super::signable_files::SignableFiles;
 use crate::trust::{AppliedRule, NamedKey, Trust, TrustMode};
 
 /// Refuses a stored model that a rule says must be signed, if it is not. Reads no file of the model, and its signatures only
