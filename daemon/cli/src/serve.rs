@@ -120,11 +120,14 @@ pub(super) fn limit(global: &Global, args: &LimitArgs) -> Result<(), ErrorBody> 
     let limit = match args.rate {
         None => connected.client.limit(),
         Some(Rate(bytes_per_second)) => {
-            connected.require_daemon("limit").map_err(|error| {
-                let hint = "start it with `blobd serve`, limit one pull with `blobd pull --limit-rate`, or set \
-                            limit_rate under [transfer] in the configuration";
-                error.with_hint(hint)
-            })?;
+            // A command that serves the store, such as a pull, has transfers to limit, too.
+            if connected.is_embedded() {
+                connected.require_daemon("limit").map_err(|error| {
+                    let hint = "start it with `blobd serve`, limit one pull with `blobd pull --limit-rate`, or set \
+                                limit_rate under [transfer] in the configuration";
+                    error.with_hint(hint)
+                })?;
+            }
             connected.client.set_limit(&LimitParams { bytes_per_second })
         }
     };

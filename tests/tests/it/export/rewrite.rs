@@ -219,7 +219,7 @@ fn options_that_do_not_fit_are_usage_errors_and_write_nothing() {
     refused("--split-max-size 8KiB", "give a directory");
     refused("--split-max-size -1", "-1: no option");
     refused("--alignment 33", "a power of two");
-    refused("--endian middle", "expected little, big, found \\\"middle\\\"");
+    refused("--endian middle", "expected little or big, found \\\"middle\\\"");
     let run = daemon.command().line("export m --split-max-size 8KiB -o -");
     assert!(run.exits_with(2).stderr.contains("give a directory"));
     let run = daemon.command().line("export m --component config --alignment 64 --json");
