@@ -488,6 +488,6 @@ fn mount_without_a_daemon_is_refused() {
     let command = blobd_tests::command::Blobd::at_root(&folder.path().join("store"));
     let directory = folder.path().join("mount");
     fs::create_dir(&directory).unwrap();
-    let refused = command.run(["mount".as_ref(), directory.as_os_str()]).exits_with(2);
+    let refused = command.run(["mount".as_ref(), directory.as_os_str()]).exits_with(3);
     assert!(refused.stderr.contains("blobd serve"), "{}", refused.stderr);
 }

@@ -75,7 +75,8 @@ fn every_request_that_reads_or_adds_a_denied_model_is_refused() {
         let body = match request.as_str() {
             _ if checked == "nothing" => continue,
             "GET /v1/heads/{reference}" | "GET /v1/fit/{reference}" => "",
-            "POST /v1/promote" => "{\"reference\":\"acme/m\"}",
+            "POST /v1/promote" | "POST /v1/signatures" => "{\"reference\":\"acme/m\"}",
+            "POST /v1/sign" => "{\"reference\":\"acme/m\",\"bundle\":\"{}\"}",
             "POST /v1/push" => "{\"reference\":\"acme/m\",\"destination\":\"127.0.0.1:1/a/b\"}",
             "POST /v1/pull" | "POST /v1/pull/plan" | "POST /v1/resolve" | "POST /v1/inspect" => &by_source,
             "POST /v1/tag" | "POST /v1/rename" => pair,

@@ -159,7 +159,9 @@ fn local_file_that_is_not_a_model_is_refused() {
         "{}",
         run.stderr
     );
-    daemon.command().run(["show", daemon.scratch().to_str().unwrap()]).exits_with(2);
+    let folder = daemon.scratch().join("folder");
+    fs::create_dir(&folder).unwrap();
+    daemon.command().run(["show", folder.to_str().unwrap()]).exits_with(2);
     daemon.command().run(["show", "/nonexistent.gguf"]).exits_with(3);
 }
 
