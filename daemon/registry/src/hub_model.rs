@@ -20,8 +20,9 @@ use super::huggingface::{Listed, address};
 use super::listing::TreeFile;
 use super::manifest::nearest;
 use super::origin::ESCAPED;
-use super::remote::{Chosen, ChosenFile, PublishedModel, RemoteFile, RemoteModel, WebFile};
+use super::remote::{Chosen, ChosenFile, PublishedModel, RemoteFile, RemoteModel};
 use super::server_reason::ServerReason;
+use super::web_file::WebFile;
 
 impl RegistryClient {
     /// The model that a file belongs to: the file, its other shards and its components.

@@ -82,6 +82,7 @@ mod token_cache;
 mod transport;
 mod upload;
 mod web;
+mod web_file;
 
 use std::sync::Arc;
 

@@ -26,7 +26,7 @@ const MAX_REMEMBERED: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Peers {
     servers: Vec<Registry>,
-    /// Until when a peer is not asked: for one file, or for any if there is no digest.
+    /// The time until which a peer is not asked for a file; without a digest, for any file.
     set_aside: Mutex<BTreeMap<(usize, Option<Digest>), Instant>>,
 }
 

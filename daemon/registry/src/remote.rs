@@ -1,6 +1,5 @@
 //! Remote files on servers of any kind, and the requests for their bytes.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,6 +21,7 @@ use super::origin::Registry;
 use super::part::PartContent;
 use super::peers::PATIENCE;
 use super::request::{Response, Target};
+use super::web_file::WebFile;
 use super::{ByteStream, RegistryClient, RegistryError, Sender};
 
 /// The result of resolving a source.
@@ -124,59 +124,6 @@ pub struct KnownFile {
 enum Location {
     Layer(Reference),
     Web(WebFile),
-}
-
-/// The address of a file that is not a layer.
-#[derive(Clone)]
-pub(super) struct WebFile {
-    servers: Vec<Registry>,
-    /// Never printed, because the query may contain a signature.
-    path_and_query: String,
-    /// The repository. A token is valid for all of it.
-    repository: String,
-    address: String,
-    /// Whether the repository is one of the hub, whose files peers may have.
-    is_at_hub: bool,
-}
-
-impl fmt::Debug for WebFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WebFile({})", self.address)
-    }
-}
-
-impl WebFile {
-    /// `address` is the name in messages; the path is the same on all `servers`.
-    pub(super) fn new(
-        servers: &[Registry],
-        path_and_query: String,
-        repository: &str,
-        address: String,
-    ) -> Self {
-        let (servers, repository) = (servers.to_vec(), repository.to_owned());
-        Self { servers, path_and_query, repository, address, is_at_hub: false }
-    }
-
-    /// The file, whose repository is one of the hub.
-    pub(super) fn of_hub(self) -> Self {
-        Self { is_at_hub: true, ..self }
-    }
-
-    pub(super) fn servers(&self) -> &[Registry] {
-        &self.servers
-    }
-
-    pub(super) fn host(&self) -> &str {
-        self.servers.first().map_or("", |server| server.origin().host())
-    }
-
-    pub(super) fn address(&self) -> &str {
-        &self.address
-    }
-
-    pub(super) fn target<'t>(&'t self, server: &'t Registry) -> Result<Target<'t>> {
-        Target::for_file(server, &self.address, &self.repository, &self.path_and_query)
-    }
 }
 
 impl RemoteFile {
@@ -394,7 +341,7 @@ impl RemoteFile {
         let digest = self.digest?;
         let (repository, host) = match &self.place {
             Location::Layer(reference) => (reference.repository(), reference.host()),
-            Location::Web(file) if file.is_at_hub => (file.repository.clone(), HubFile::HOST),
+            Location::Web(file) if file.is_at_hub() => (file.repository().to_owned(), HubFile::HOST),
             Location::Web(_) => return None,
         };
         Target::at_peer(peer, &repository, host, digest).ok()

@@ -11,8 +11,9 @@ use super::error::Result;
 use super::mirrors::first_of;
 use super::origin::Registry;
 use super::part::total;
-use super::remote::{KnownFile, RemoteFile, WebFile};
+use super::remote::{KnownFile, RemoteFile};
 use super::request::{Response, is_tag};
+use super::web_file::WebFile;
 use super::{FailureKind, RegistryClient, RegistryError};
 
 impl RegistryClient {

@@ -111,7 +111,7 @@ fn describe_folder(path: &Path) -> Result<Vec<DescribedFile>, ErrorBody> {
     plan.files().iter().map(|file| describe_member(&folder, file)).collect()
 }
 
-/// Refuses a folder that is no model before all that is below it is listed: it may be somebody's home.
+/// Refuses a folder that cannot be a model without listing what is below it: it may be a home directory.
 fn refuse_other_folder(path: &Path) -> Result<(), ErrorBody> {
     let shown = path.display().to_string();
     let entries = path.read_dir().map_err(|error| file_error(&shown, &error))?;
