@@ -163,7 +163,7 @@ impl Columns {
     const USER: usize = 12;
     const VERB: usize = 10;
     const BYTES: usize = "1023.9 MiB".len();
-    /// Of most results.
+    /// Wide enough for most results.
     const RESULT: usize = 10;
     const GAP: usize = 2;
     /// Where most names of models differ already.

@@ -208,7 +208,7 @@ impl Table {
 
     /// Makes the widest of the columns that may be cut narrower until all fit.
     fn fitted_widths(&self, columns: &[usize], natural: &[usize], width: usize) -> Vec<usize> {
-        // Of a column: its width, and how narrow it may become.
+        // The width of a column, and how narrow it may become.
         let limits = |column: &usize| {
             let natural = natural.get(*column).copied().unwrap_or_default();
             let cut = self.cut_of(*column);

@@ -116,7 +116,7 @@ pub(crate) fn open(client: &Client, reference: &Reference) -> Result<OpenModel, 
 #[derive(Debug)]
 pub(crate) struct DeltaPlan {
     pub(crate) manifest: Manifest,
-    /// By digest: what is written from memory.
+    /// The contents that are written from memory, by their digests.
     pub(crate) bytes: BTreeMap<Digest, Vec<u8>>,
     /// The sizes of files that are stored as one blob.
     pub(crate) files: BTreeMap<Digest, u64>,
