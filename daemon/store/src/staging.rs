@@ -30,8 +30,16 @@ struct Inner {
     promised: AtomicU64,
     /// The most bytes that the transaction may still take, as far as known.
     expected: AtomicU64,
+    /// The staged blobs that other transactions published first, and their bytes.
+    duplicates: Duplicates,
     /// Told of the models that are evicted for this transaction.
     observer: OnceLock<Arc<dyn EvictionObserver>>,
+}
+
+#[derive(Debug, Default)]
+struct Duplicates {
+    count: AtomicU64,
+    bytes: AtomicU64,
 }
 
 impl Staging {
@@ -51,6 +59,7 @@ impl Staging {
             next_file: AtomicU64::new(0),
             promised: AtomicU64::new(0),
             expected: AtomicU64::new(0),
+            duplicates: Duplicates::default(),
             observer: OnceLock::new(),
         })))
     }
@@ -152,6 +161,8 @@ impl Staging {
         let (node, mut replaced) = (Node::Blob(blob.digest), 0);
         if !self.disk().publish(&blob.path, &target)? {
             if store.content.own_blob_size(blob.digest)? == Some(blob.size) {
+                self.0.duplicates.count.fetch_add(1, Ordering::Relaxed);
+                self.0.duplicates.bytes.fetch_add(blob.size, Ordering::Relaxed);
                 return self.disk().remove_file(&blob.path).map(|_freed| ());
             }
             replaced = store.content.bytes_on_disk(node)?.unwrap_or_default();
@@ -160,6 +171,13 @@ impl Staging {
         store.ledger.note_added(node, replaced, &mut blob.reservation)?;
         store.ledger.note_published(&self.0.name, node);
         Ok(())
+    }
+
+    /// The number and the bytes of staged blobs that were not published, because another transaction had published the
+    /// same blobs in the meantime.
+    pub(crate) fn duplicates(&self) -> (u64, u64) {
+        let Duplicates { count, bytes } = &self.0.duplicates;
+        (count.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
     }
 
     /// Reserves space for a record of `size` bytes, which counts against no user's quota.

@@ -67,9 +67,11 @@ struct NameSpace {
 pub struct Committed {
     /// The name that the model got, as it is stored; `None` only for the default value.
     pub name: Option<Reference>,
+    /// Bytes of the blobs that this transaction published. If two transactions stage the same blob at the same time, it
+    /// is new for the one that publishes it, and reused by the other.
     pub new_bytes: u64,
     pub new_blob_count: u64,
-    /// Bytes of staged blobs that were stored already.
+    /// Bytes of blobs that were stored already, or were published by another transaction in the meantime.
     pub reused_bytes: u64,
     /// The model that had the name before, if it was another one.
     pub displaced: Option<Displaced>,
@@ -211,10 +213,18 @@ impl Ingest {
         // From now on the tag protects the model.
         self.lease.release();
         store.liveness.forget_partials(manifest.digests().into_iter().chain(self.partials.iter().copied()));
-        let new_blob_count = self.new.len() as u64;
-        let (new_bytes, reused_bytes) = (self.new_bytes, self.reused_bytes);
-        let name = Some(target.clone());
-        Ok(Committed { name, new_bytes, new_blob_count, reused_bytes, displaced, tag_changed })
+        Ok(Committed { name: Some(target.clone()), displaced, tag_changed, ..self.sums() })
+    }
+
+    /// What was published, and what was stored already. Blobs that another transaction published first count as stored.
+    fn sums(&self) -> Committed {
+        let (duplicate_count, duplicate_bytes) = self.staging.duplicates();
+        Committed {
+            new_bytes: self.new_bytes.saturating_sub(duplicate_bytes),
+            new_blob_count: (self.new.len() as u64).saturating_sub(duplicate_count),
+            reused_bytes: self.reused_bytes.saturating_add(duplicate_bytes),
+            ..Committed::default()
+        }
     }
 
     /// The account of another user whose name gets other content: this user pays for what both versions need then.

@@ -46,6 +46,23 @@ fn group_is_full_by_its_bytes_too() {
     add(&mut ingest, 0..1);
 }
 
+#[test]
+fn blob_that_two_transactions_stage_at_once_is_new_for_one_of_them() {
+    let (_folder, store) = new_store();
+    let mut transactions = [begin(&store), begin(&store)];
+    for ingest in &mut transactions {
+        ingest.add_bytes(b"same").unwrap();
+        ingest.add_recipe(recipe_of(&[b"same"]));
+    }
+    let mut names = ["a", "b"].into_iter();
+    let sums = transactions.map(|ingest| {
+        let name = name(names.next().unwrap());
+        let committed = ingest.commit(&name, &manifest(&[b"same"]), None).unwrap();
+        (committed.new_bytes, committed.new_blob_count, committed.reused_bytes)
+    });
+    assert_eq!(sums, [(4, 1, 0), (0, 0, 4)]);
+}
+
 /// A disk on which no blob gets its name.
 #[derive(Debug)]
 struct Unpublished;
