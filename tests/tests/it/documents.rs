@@ -89,6 +89,21 @@ fn links_in_documents_point_to_existing_files_and_headings() {
     assert!(broken.is_empty(), "{broken:#?}");
 }
 
+/// [`links_in_documents_point_to_existing_files_and_headings`] checks where the answers are.
+#[test]
+fn index_answers_at_least_thirty_questions_and_lists_every_document() {
+    let index = fs::read_to_string(repository().join("docs/README.md")).unwrap();
+    let questions = index.split("\n## Questions\n").nth(1).unwrap();
+    let answered = questions.lines().filter(|line| line.starts_with("| ") && line.contains("](")).count();
+    assert!(answered >= 30, "{answered}");
+    let is_in_docs = |path: &PathBuf| path.starts_with(repository().join("docs"));
+    let names = documents().into_keys().filter(is_in_docs);
+    let names = names.map(|path| path.strip_prefix(repository().join("docs")).unwrap().display().to_string());
+    let missing: Vec<_> =
+        names.filter(|name| name != "README.md" && !index.contains(&format!("({name})"))).collect();
+    assert!(missing.is_empty(), "docs/README.md does not list {missing:?}");
+}
+
 /// The list of contents that a document must have.
 fn contents(text: &str) -> String {
     let sections = headings(text).filter(|(level, title)| *level == 2 && *title != "Contents");

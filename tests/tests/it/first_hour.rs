@@ -35,6 +35,26 @@ fn first_hour_uses_every_command_that_the_readme_lists() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
+#[test]
+fn every_command_of_getting_started_works_for_a_new_user() {
+    let Some(user) = User::new() else { return };
+    let document = include_str!("../../../docs/GETTING-STARTED.md");
+    let lines: Vec<Step> = blocks_to_run(document).flat_map(str::lines).map(succeeding).collect();
+    assert!(lines.len() > 12, "{lines:?}");
+    user.check_all(&lines);
+    user.stop();
+}
+
+/// The blocks of commands below a line `<!-- run -->`.
+fn blocks_to_run(document: &'static str) -> impl Iterator<Item = &'static str> {
+    let blocks = document.split("<!-- run -->\n```sh\n").skip(1);
+    blocks.map(|rest| rest.split("```").next().expect("an end"))
+}
+
+const fn succeeding(line: &'static str) -> Step {
+    Step { line, code: 0, shows: &[] }
+}
+
 /// The commands in the first cell of a row such as "| `blobd pin REF…`, `unpin REF…` | protects …".
 fn commands_of_row(row: &str) -> impl Iterator<Item = &str> {
     let cell = row.split(" | ").next().unwrap_or_default();

@@ -51,6 +51,21 @@ const GROUPS: [Group; 7] = [
 ];
 
 impl Situation {
+    fn question_and_answer(&self) -> String {
+        let Self { did, command, code, happened, why, to_do, .. } = self;
+        let message =
+            if happened.contains(why) { (*happened).to_owned() } else { format!("{happened} … {why}") };
+        // Some parts end where the command that they quote names what differs between runs.
+        let end = if to_do.matches('`').count() % 2 == 1 { "…`" } else { "" };
+        let quote = if message.contains('`') { ("`` ", " ``") } else { ("`", "`") };
+        format!(
+            "\n### Why does `{command}` say {}{message}{}?\n\n\
+             Cause: {did}. What blobd advises: {to_do}{end}. Exit code: {code}.\n",
+            quote.0, quote.1
+        )
+        .replace("?. ", "? ")
+    }
+
     /// How the error differs from the expected one; `None` if it does not.
     fn fault(&self) -> Option<String> {
         let run = (self.run)(&Fixture::new());
@@ -121,26 +136,21 @@ fn there_are_at_least_thirty_situations_and_all_are_documented() {
     assert!(found == text, "docs/TROUBLESHOOTING.md differs from the table; BLESS=1 writes it");
 }
 
+/// Questions whose answer is not an error.
+const QUESTIONS: &str = include_str!("troubleshooting/questions.md");
+
 fn document() -> String {
     let mut text = "# Troubleshooting\n\n\
-        What blobd prints when something is wrong, by situation: what happened and why, then what to do. Every row is a test\n\
-        (`tests/tests/it/troubleshooting`), which also writes this file. `blobd doctor` looks for what is wrong with the\n\
-        set-up of a machine and prints the commands that correct it: [OPERATIONS.md](OPERATIONS.md). What servers say when they\n\
-        refuse a request is quoted: [REFUSALS.md](REFUSALS.md). Damaged blobs stay in `quarantine/` of the store until\n\
-        `blobd gc --quarantine` deletes them.\n"
+        Questions and answers. The questions after the first section quote what blobd prints when something is wrong; search this\n\
+        page for the message. Each of them is a test (`tests/tests/it/troubleshooting`), which also writes this file.\n\
+        `blobd doctor` looks for what is wrong with the set-up of a machine and prints the commands that correct it:\n\
+        [OPERATIONS.md](OPERATIONS.md). What servers say when they refuse a request is quoted: [REFUSALS.md](REFUSALS.md).\n\
+        Damaged blobs stay in `quarantine/` of the store until `blobd gc --quarantine` deletes them.\n"
         .to_owned();
+    text += &format!("\n## Questions\n\n{QUESTIONS}");
     for Group { title, situations } in GROUPS {
-        text += &format!(
-            "\n## {title}\n\n| situation | command | exit code | what happened, and why | what to do |\n"
-        );
-        text += "|---|---|---|---|---|\n";
-        for Situation { did, command, code, happened, why, to_do, .. } in situations {
-            let said =
-                if happened.contains(why) { (*happened).to_owned() } else { format!("{happened} … {why}") };
-            let cells = [did, &*format!("`{command}`"), &code.to_string(), &said, to_do];
-            let cells = cells.map(|cell| cell.replace('|', "\\|").replace('<', "&lt;"));
-            text += &format!("| {} |\n", cells.join(" | "));
-        }
+        text += &format!("\n## {title}\n");
+        text.extend(situations.iter().map(Situation::question_and_answer));
     }
     with_contents(&text)
 }
