@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use blobd_fixtures::skipped::skipped;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
@@ -44,7 +45,7 @@ impl Browser {
             found.is_ok_and(|status| status.success())
         });
         let Some(program) = program else {
-            println!("skipped: no chromium, which Debian's package of that name has");
+            skipped("no chromium, which Debian's package of that name has");
             return None;
         };
         let folder = tempfile::tempdir().expect("a temporary directory");

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
+
 /// Compiles a C file of this repository into `folder`, with warnings as errors and these arguments. Without a
 /// C compiler, prints that and returns `None`; the test is then skipped.
 ///
@@ -16,7 +18,7 @@ pub fn compile(source: &str, folder: &Path, arguments: &[&str]) -> Option<PathBu
     cc.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(&source);
     match cc.args(arguments).output() {
         Err(error) => {
-            eprintln!("skipped: no C compiler `cc` ({error})");
+            skipped(format_args!("no C compiler `cc` ({error})"));
             None
         }
         Ok(output) => {
@@ -32,7 +34,7 @@ pub fn compile(source: &str, folder: &Path, arguments: &[&str]) -> Option<PathBu
 pub fn has(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
     if !found {
-        eprintln!("skipped: no {program}");
+        skipped(format_args!("no {program}"));
     }
     found
 }

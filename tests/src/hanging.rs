@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use blobd_fixtures::skipped::skipped;
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
     LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, Request, SessionACL,
@@ -101,11 +102,11 @@ impl HangingFiles {
     #[must_use]
     pub fn mount(folder: &Path, content: Vec<u8>) -> Option<Self> {
         if let Err(error) = fs::File::options().read(true).write(true).open("/dev/fuse") {
-            println!("skipped: /dev/fuse: {error}");
+            skipped(format_args!("/dev/fuse: {error}"));
             return None;
         }
         if !rustix::process::geteuid().is_root() {
-            println!("skipped: root mounts without a helper, this user does not");
+            skipped("root mounts without a helper, this user does not");
             return None;
         }
         fs::create_dir_all(folder).expect("a directory to mount at");

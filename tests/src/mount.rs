@@ -5,6 +5,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 
+use blobd_fixtures::skipped::skipped;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::command::{Blobd, run};
@@ -28,11 +29,11 @@ impl TestMount {
     pub fn start(daemon: &TestDaemon) -> Option<Self> {
         let device = fs::File::options().read(true).write(true).open("/dev/fuse");
         if let Err(error) = device {
-            eprintln!("skipped: /dev/fuse: {error}");
+            skipped(format_args!("/dev/fuse: {error}"));
             return None;
         }
         if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: root mounts without a helper, this user does not");
+            skipped("root mounts without a helper, this user does not");
             return None;
         }
         let mut mount = Self { child: None, directory: daemon.scratch().join("mount") };

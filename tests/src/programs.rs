@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -66,7 +66,13 @@ fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
 }
 
+/// Writes to the terminal, also from a test whose output libtest keeps back.
+fn tell(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 fn build_blobd() {
+    tell("the blobd under test is older than its sources: running `cargo build -p blobd`, about a minute");
     let profile_dir = profile_dir();
     let name = profile_dir.file_name().and_then(|name| name.to_str()).unwrap_or("debug");
     let profile = if name == "debug" { "dev" } else { name };
@@ -93,5 +99,5 @@ fn build_blobd() {
     };
     // The tests run even if the sources do not compile, for instance because one is being edited.
     assert!(profile_dir.join("blobd").is_file(), "cargo build -p blobd: {problem}");
-    eprintln!("the blobd under test may be older than its sources: {problem}");
+    tell(&format!("the blobd under test may be older than its sources: {problem}"));
 }

@@ -82,7 +82,7 @@ fn python_client_of_the_walk_through_works() {
         Command::new("python3").arg("-c").arg(program).arg(&socket).arg(reference).output()
     };
     let Ok(output) = python("tiny") else {
-        eprintln!("skipped: there is no python3");
+        blobd_fixtures::skipped::skipped("there is no python3");
         return;
     };
     let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -223,7 +223,7 @@ mod tests {
     fn own_process_is_in_its_own_namespaces_and_a_dead_or_other_one_is_not_known() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         if peer_pidfd(&ours).is_err() {
-            println!("skipped: the kernel has no SO_PEERPIDFD (Linux 6.5)");
+            blobd_fixtures::skipped::skipped("the kernel has no SO_PEERPIDFD (Linux 6.5)");
             return;
         }
         assert_eq!(Namespaces::from_peer(&ours, own_pid()), Namespaces::Own);

@@ -115,7 +115,7 @@ mod tests {
     fn files_belong_to_the_assumed_user_and_later_ones_to_the_process() {
         const OTHER: u32 = 65534;
         if !rustix::process::geteuid().is_root() {
-            println!("skipped: only root can act as another user");
+            blobd_fixtures::skipped::skipped("only root can act as another user");
             return;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ mod tests {
     fn ordinary_user_cannot_act_as_another_and_remains_itself() {
         let own = rustix::process::geteuid();
         if own.is_root() {
-            println!("skipped: root can act as anybody");
+            blobd_fixtures::skipped::skipped("root can act as anybody");
             return;
         }
         let error = FileIdentity::assume(own.as_raw() + 1, rustix::process::getegid().as_raw()).unwrap_err();

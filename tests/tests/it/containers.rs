@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::programs;
 use blobd_tests::reader::Reader;
 use blobd_tests::wait::eventually;
@@ -21,7 +22,7 @@ fn can_unshare() -> bool {
     let may =
         can_be_others() && NAMESPACES.iter().all(|words| can(words).is_ok_and(|status| status.success()));
     if !may {
-        println!("skipped: namespaces cannot be made here");
+        skipped("namespaces cannot be made here");
     }
     may
 }

@@ -170,6 +170,21 @@ fn errors_say_what_was_expected_before_what_was_found() {
     assert!(wrong.is_empty(), "write `subject: what is wrong: expected X, found Y`:\n{}", wrong.join("\n"));
 }
 
+#[test]
+fn skipped_tests_are_recorded_for_the_summary() {
+    let mut sources = Vec::new();
+    ["daemon", "client", "tests/src", "tests/tests"]
+        .iter()
+        .for_each(|part| sources_below(&repository().join(part), &mut sources));
+    let prints = |line: &&str| line.contains("println!(\"skipped: ");
+    for path in sources {
+        let text = fs::read_to_string(&path).unwrap();
+        let found: Vec<_> = text.lines().filter(prints).collect();
+        let is_other = path.components().any(|part| part.as_os_str() == "bin");
+        assert!(is_other || found.is_empty(), "{}: call `skipped`: {found:?}", path.display());
+    }
+}
+
 /// What follows the list, even if it is not a section.
 fn after_list(text: &str) -> &str {
     let is_of_list = |line: &&str| line.trim().is_empty() || line.starts_with("- [");

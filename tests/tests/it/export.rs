@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use blobd_fixtures::skipped::skipped;
 use blobd_store_format::recipe::{Recipe, seal};
 use blobd_tests::command;
 use blobd_tests::daemon::TestDaemon;
@@ -166,10 +167,10 @@ fn export_that_does_not_fit_leaves_nothing() {
         ls -A \"$1\"; exit $code";
     script.args(["--mount", "sh", "-c", words]).arg(export.get_program()).arg(folder.path());
     daemon.command().prepare(&mut script);
-    let Ok(output) = script.output() else { return println!("skipped: no unshare") };
+    let Ok(output) = script.output() else { return skipped("no unshare") };
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     if output.status.code() != Some(6) && (errors.contains("unshare") || errors.contains("mount:")) {
-        return println!("skipped: takes root: {errors}");
+        return skipped(format_args!("takes root: {errors}"));
     }
     assert_eq!(output.status.code(), Some(6), "{errors}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "", "nothing is left");

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use blobd_client::sockets::{SYSTEM_SOCKET, default_sockets, evidence_of_service};
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::model::ModelFile;
 use blobd_tests::temp_dirs::{disk_directory, tmpfs_directory};
@@ -100,7 +101,7 @@ fn without_home(home: Option<&str>, folder: &Path, words: &[&str]) -> Option<Run
     match Command::new("setpriv").arg("--version").output() {
         Ok(_) => Some(command::run(&mut command)),
         Err(_) => {
-            println!("skipped: there is no `setpriv`");
+            skipped("there is no `setpriv`");
             None
         }
     }
@@ -111,7 +112,7 @@ fn without_a_home_directory_no_store_is_created_in_the_current_one() {
     let folder = tmpfs_directory();
     let own = || default_sockets().into_iter().find(|socket| socket.exists());
     if let Some(file) = evidence_of_service(Path::new(SYSTEM_SOCKET)).or_else(own) {
-        println!("skipped: commands would not use the default store, because of {}", file.display());
+        skipped(format_args!("commands would not use the default store, because of {}", file.display()));
         return;
     }
     for home in [None, Some(""), Some("relative")] {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use blobd_client::protocol::error::ErrorCode;
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;
@@ -289,7 +290,7 @@ fn in_user_namespace(fixture: &Fixture, options: &[&str], line: &str) -> Option<
         command
     };
     if !command(Path::new("true")).output().is_ok_and(|output| output.status.success()) {
-        println!("skipped: user namespaces cannot be made here");
+        skipped("user namespaces cannot be made here");
         return None;
     }
     let mut blobd = command(programs::blobd());

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_model::quant::{BlockLayout, Field, FieldType};
 use blobd_store_format::gguf::GgmlType;
 use blobd_store_format::safetensors::{Dtype, HeaderWriter};
@@ -95,7 +96,7 @@ fn decode(folder: &Path) -> bool {
     python.arg(repository.join("tests/formats.py")).arg(repository.join("docs")).arg(folder);
     match python.output() {
         Err(error) if is_unavailable(&error) => {
-            println!("skipped: python3: {error}");
+            skipped(format_args!("python3: {error}"));
             false
         }
         output => {

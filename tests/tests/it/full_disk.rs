@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{Blobd, Run, run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -37,7 +38,7 @@ impl Image {
         let made = Command::new(mkfs[0]).args(&mkfs[1..]).arg(&path).output();
         let is_made = made.is_ok_and(|made| made.status.success());
         if !is_made || image.shell("rm -rf \"$0/lost+found\"").code != 0 {
-            println!("skipped: {kind} on a loop device is not available here");
+            skipped(format_args!("{kind} on a loop device is not available here"));
             return None;
         }
         Some(image)

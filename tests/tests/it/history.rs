@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{self, Blobd};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -92,7 +93,7 @@ fn eviction_is_recorded() {
 #[test]
 fn other_user_is_named() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root to become another user");
+        skipped("needs root to become another user");
         return;
     }
     let daemon = TestDaemon::start();

@@ -17,6 +17,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use blobd_client::protocol::error::ErrorCode;
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::programs::is_unavailable;
@@ -285,7 +286,7 @@ fn python_accepts_the_outputs(sessions: &[Session]) {
         python.args(["-m", "json.tool"]).args(has_lines.then_some("--json-lines"));
         python.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = match python.spawn() {
-            Err(error) if is_unavailable(&error) => return eprintln!("skipped: python3: {error}"),
+            Err(error) if is_unavailable(&error) => return skipped(format_args!("python3: {error}")),
             child => child.expect("python3 starts"),
         };
         child.stdin.take().expect("a pipe").write_all(output).expect("python3 reads");

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{self, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -26,7 +27,7 @@ pub(super) fn can_be_others() -> bool {
     let program = Command::new("setpriv").arg("--version").output();
     let may = rustix::process::geteuid().is_root() && program.is_ok_and(|output| output.status.success());
     if !may {
-        println!("skipped: only root with setpriv can run commands as two users");
+        skipped("only root with setpriv can run commands as two users");
     }
     may
 }

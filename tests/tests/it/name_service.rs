@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::compiler::compile;
 use blobd_tests::daemon::TestDaemon;
@@ -32,7 +33,7 @@ fn nss_wrapper() -> Option<PathBuf> {
     let found = folders.iter().map(|folder| Path::new(folder).join("libnss_wrapper.so"));
     let found = found.into_iter().find(|library| library.exists());
     if found.is_none() {
-        println!("skipped: no libnss_wrapper.so (Debian: libnss-wrapper)");
+        skipped("no libnss_wrapper.so (Debian: libnss-wrapper)");
     }
     found
 }

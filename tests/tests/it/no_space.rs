@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::filler::Filler;
@@ -24,7 +25,7 @@ pub(super) fn small_daemon(mib: u64) -> Option<(TestDaemon, PathBuf)> {
         command.output().is_ok_and(|output| output.status.success())
     };
     if !in_namespace("mount -t tmpfs none /tmp") {
-        println!("skipped: a user namespace with a file system of its own cannot be had here");
+        skipped("a user namespace with a file system of its own cannot be had here");
         return None;
     }
     let folder = tmpfs_directory();

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::chown;
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -21,7 +22,7 @@ fn daemon(config: &str) -> Option<TestDaemon> {
     let may = rustix::process::geteuid().is_root();
     if !may || !Command::new("setpriv").arg("--version").output().is_ok_and(|output| output.status.success())
     {
-        println!("skipped: only root with setpriv can start a daemon as another user");
+        skipped("only root with setpriv can start a daemon as another user");
         return None;
     }
     let folder = tmpfs_directory();

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;
 use blobd_tests::model::ModelFile;
@@ -23,9 +24,7 @@ fn daemon_on(script: &str, mount: &Path) -> Option<TestDaemon> {
     let wrapper = ["unshare", "--mount", "sh", "-c", script, mount.to_str().unwrap()];
     let tried = Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").output();
     if !tried.is_ok_and(|output| output.status.success()) {
-        println!(
-            "skipped: nothing can be mounted here, or the program that makes the file system is missing"
-        );
+        skipped("nothing can be mounted here, or the program that makes the file system is missing");
         return None;
     }
     let file = ModelFile::dense(1).write_to(mount.parent().unwrap(), "m.gguf");
@@ -62,11 +61,11 @@ fn file_system_that_becomes_read_only_is_noticed_without_a_write() {
     let mount = folder.path().join("mount");
     let Some(daemon) = daemon_on(EXT4, &mount) else { return };
     let Some(trigger) = error_trigger(&daemon, mount.to_str().unwrap()) else {
-        println!("skipped: this kernel has no ext4 whose errors can be triggered");
+        skipped("this kernel has no ext4 whose errors can be triggered");
         return;
     };
     if let Err(error) = fs::write(&trigger, "a test of blobd") {
-        println!("skipped: {}: {error}", trigger.display());
+        skipped(format_args!("{}: {error}", trigger.display()));
         return;
     }
     let (is_ok, detail) = writes(&daemon);
@@ -97,7 +96,7 @@ fn xfs_that_has_shut_down_is_noticed_and_errors_say_what_to_do() {
     let mut command = Command::new(inside[0]);
     command.args(&inside[1..]).arg(shut_down).arg(&mount);
     if !command.output().is_ok_and(|output| output.status.success()) {
-        println!("skipped: nsenter or xfs_io is missing");
+        skipped("nsenter or xfs_io is missing");
         return;
     }
     let (is_ok, detail) = writes(&daemon);

@@ -5,6 +5,7 @@ use std::fs;
 use blobd_client::error::ClientError;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::request::ImportParams;
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::archives::{gzip, tar};
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
@@ -115,7 +116,7 @@ fn descriptors_that_cannot_be_read_are_the_clients_fault() {
         [(OFlags::PATH, "O_PATH"), (OFlags::WRONLY, "O_WRONLY"), (OFlags::DIRECT, "O_DIRECT")]
     {
         let Ok(file) = open(flags) else {
-            println!("skipped: {found} is not possible on this file system");
+            skipped(format_args!("{found} is not possible on this file system"));
             continue;
         };
         let error = import_error(&daemon, &file);

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
@@ -24,7 +25,7 @@ impl Fixture {
     fn new() -> Option<Self> {
         let traced = Command::new("strace").args(["-D", "-f", "-o", "/dev/null", "true"]).output();
         if !traced.is_ok_and(|run| run.status.success()) {
-            println!("skipped: strace is missing, or processes cannot be traced here");
+            skipped("strace is missing, or processes cannot be traced here");
             return None;
         }
         let folder = tmpfs_directory();

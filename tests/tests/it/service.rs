@@ -11,6 +11,7 @@ use std::thread;
 use blobd_client::Client;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::RemoveParams;
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::Blobd;
 use blobd_tests::model::ModelFile;
 use blobd_tests::programs;
@@ -177,7 +178,7 @@ fn settings_of_a_passed_socket_are_those_of_its_unit() {
 #[test]
 fn passed_socket_that_admits_other_users_starts_a_daemon_for_many_users() {
     if rustix::process::geteuid().is_root() {
-        println!("skipped: a daemon of root is always for many users");
+        skipped("a daemon of root is always for many users");
         return;
     }
     for mode in [0o660, 0o600] {

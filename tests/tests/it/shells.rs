@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -39,7 +40,7 @@ impl Shells {
     /// Runs a script in a shell that finds `blobd` and the daemon; `None` where the shell is not installed.
     fn run(&self, shell: &str, options: &[&str], script: &str) -> Option<Run> {
         if let Err(error) = Command::new(shell).arg("--version").output() {
-            println!("skipped: {shell} cannot be run: {error}");
+            skipped(format_args!("{shell} cannot be run: {error}"));
             return None;
         }
         let mut command = Command::new(shell);
@@ -273,7 +274,7 @@ fn manual_pages_of_all_commands_have_no_errors() {
             .stdin(std::process::Stdio::null())
             .output();
         match checked {
-            Err(error) => return println!("skipped: groff cannot be run: {error}"),
+            Err(error) => return skipped(format_args!("groff cannot be run: {error}")),
             Ok(output) => {
                 assert!(output.status.success(), "{path}");
                 assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{path}");

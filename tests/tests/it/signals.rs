@@ -4,6 +4,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
 
 use blobd_client::Client;
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::hanging::{Hang, HangingFiles};
@@ -64,7 +65,7 @@ fn daemon_survives_the_end_of_its_terminal() {
     let line = format!("exec {} serve --socket {}", program.display(), socket.display());
     serve.args(["--quiet", "--command", &line, "/dev/null"]);
     let Ok(terminal) = serve.spawn() else {
-        println!("skipped: there is no `script`, which Debian has in bsdutils");
+        skipped("there is no `script`, which Debian has in bsdutils");
         return;
     };
     let mut terminal = Killed(terminal);

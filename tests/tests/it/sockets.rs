@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -175,7 +176,7 @@ pub(super) fn in_empty_machine(script: &str) -> Option<Run> {
         return None;
     }
     if programs::blobd().starts_with("/tmp") {
-        println!("skipped: the checkout is in /tmp, which is empty for the daemon");
+        skipped("the checkout is in /tmp, which is empty for the daemon");
         return None;
     }
     let setup = format!(
@@ -196,7 +197,7 @@ pub(super) fn in_empty_machine(script: &str) -> Option<Run> {
     Blobd::at_root(Path::new("/nonexistent")).prepare(&mut command);
     let probe = Command::new("unshare").args(["--mount", "--pid", "--fork", "--mount-proc", "true"]).output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
-        println!("skipped: private namespaces are not allowed here");
+        skipped("private namespaces are not allowed here");
         return None;
     }
     Some(command::run(&mut command))

@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::ImportParams;
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{self, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::file_source::import_file;
@@ -99,7 +100,7 @@ fn file_that_the_caller_may_not_read_is_denied() {
 #[test]
 fn other_users_may_list_and_import_but_not_remove_what_they_have_not_added() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: needs root to become another user");
+        skipped("needs root to become another user");
         return;
     }
     let daemon = TestDaemon::start();

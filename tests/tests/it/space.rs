@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::filler::{Filler, free_bytes};
 use blobd_tests::model::ModelFile;
@@ -38,7 +39,7 @@ fn ext4_daemon() -> Option<(TestDaemon, PathBuf)> {
     let wrapper = ["unshare", "--mount", "sh", "-c", &script, root_text];
     let made = run("mkfs.ext4", &["-q", "-m", "0", "-b", "4096", image]);
     if !made || !run(wrapper[0], &[&wrapper[1..], &["true"]].concat()) {
-        println!("skipped: ext4 on a loop device is not available here");
+        skipped("ext4 on a loop device is not available here");
         return None;
     }
     // The first mount has removed `lost+found`.

@@ -17,6 +17,7 @@ mod model_registry;
 mod needs;
 mod rows;
 
+use blobd_fixtures::skipped::skipped;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -162,7 +163,7 @@ fn config() -> ProptestConfig {
 
 fn check_random_steps(kind: Kind) {
     if StoreLocation::make(kind).is_none() {
-        println!("skipped: {kind:?} for a daemon is not available here");
+        skipped(format_args!("{kind:?} for a daemon is not available here"));
         return;
     }
     let registry = ModelRegistry::start();

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use blobd_client::protocol::error::ErrorCode;
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{Blobd, run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;
@@ -338,7 +339,7 @@ fn store_on_a_read_only_mount_is_listed_verified_exported_and_not_changed() {
         run(&mut command)
     };
     if read_only("--version").code != 0 {
-        println!("skipped: nothing can be mounted here");
+        skipped("nothing can be mounted here");
         return;
     }
     let content =
@@ -372,7 +373,7 @@ fn store_on_a_read_only_mount_is_listed_verified_exported_and_not_changed() {
 #[test]
 fn store_without_permission_to_write_is_read() {
     if rustix::process::geteuid().is_root() {
-        println!("skipped: root may write anywhere");
+        skipped("root may write anywhere");
         return;
     }
     let fixture = Fixture::new();

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_model::quant::{dequantize, swap_bytes};
 use blobd_store_format::gguf::{ByteOrder, GgmlType};
 use blobd_store_format::safetensors::{Dtype, HeaderWriter};
@@ -339,7 +340,7 @@ fn raw_bytes_are_not_written_to_a_terminal() {
     command.args(["-qec", &line, "/dev/null"]);
     daemon.command().prepare(&mut command);
     let Ok(found) = command.output() else {
-        println!("skipped: script is not installed");
+        skipped("script is not installed");
         return;
     };
     let text = String::from_utf8_lossy(&found.stdout).into_owned();

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::programs;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use tempfile::TempDir;
@@ -47,7 +48,7 @@ impl Units {
                 Some((String::from_utf8_lossy(&text).into_owned(), output.status.success()))
             }
             Err(error) => {
-                println!("skipped: systemd-analyze cannot be run: {error}");
+                skipped(format_args!("systemd-analyze cannot be run: {error}"));
                 None
             }
         }
@@ -82,7 +83,7 @@ fn system_services_have_a_low_exposure_level() {
         let arguments = ["security", "--offline=true", "--no-pager", "--threshold=20"];
         let Some((text, success)) = units.analyze(&arguments, std::slice::from_ref(service)) else { return };
         if text.contains("unrecognized option") {
-            println!("skipped: this systemd-analyze cannot examine files");
+            skipped("this systemd-analyze cannot examine files");
             return;
         }
         assert!(success, "{}: {text}", service.display());
@@ -158,7 +159,7 @@ fn allowed_calls(unit: &str, groups: &str) -> BTreeSet<String> {
 #[test]
 fn system_call_filter_allows_the_calls_of_the_daemon() {
     let output = Command::new("systemd-analyze").args(["syscall-filter", "--no-pager"]).output();
-    let Ok(output) = output.map_err(|error| println!("skipped: systemd-analyze cannot be run: {error}"))
+    let Ok(output) = output.map_err(|error| skipped(format_args!("systemd-analyze cannot be run: {error}")))
     else {
         return;
     };

@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::reader::Reader;
 use blobd_tests::wait::eventually;
 use serde_json::Value;
@@ -75,7 +76,7 @@ fn lock_over_the_limit_reports_the_limit() {
     daemon.command().prepare(&mut command);
     let run = blobd_tests::command::run(&mut command);
     if run.stderr.contains("setpriv") {
-        println!("skipped: {}", run.stderr);
+        skipped(format_args!("{}", run.stderr));
         return;
     }
     let error = run.exits_with(7).error();

@@ -53,7 +53,7 @@ fn compile(compiler: &str, arguments: &[&str]) -> Option<()> {
             Some(())
         }
         Err(error) => {
-            eprintln!("skipped: no compiler `{compiler}` ({error})");
+            blobd_fixtures::skipped::skipped(format_args!("no compiler `{compiler}` ({error})"));
             None
         }
     }
@@ -262,7 +262,7 @@ fn static_library_links_and_has_no_memory_errors() {
     let output = run(&mut Command::new(&program), &socket, &["tiny", "a"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     if Command::new("valgrind").arg("--version").output().is_err() {
-        return eprintln!("skipped: no valgrind");
+        return blobd_fixtures::skipped::skipped("no valgrind");
     }
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--quiet", "--error-exitcode=99", "--leak-check=full"]).arg(&program);

@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn file_that_root_replaces_keeps_its_owner() {
         if !geteuid().is_root() {
-            println!("skipped: only root can give files away");
+            blobd_fixtures::skipped::skipped("only root can give files away");
             return;
         }
         let (_dir, file) = file_with(r#"{"version":1,"registries":{}}"#);
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn first_file_of_root_belongs_to_the_owner_of_its_directory() {
         if !geteuid().is_root() {
-            println!("skipped: only root can give files away");
+            blobd_fixtures::skipped::skipped("only root can give files away");
             return;
         }
         let dir = tempfile::tempdir().unwrap();

@@ -18,7 +18,7 @@ const STRANGER: u32 = 4711;
 /// A directory for a store of this user; `None` if this process is not root.
 fn folder_of(owner: StoreOwner) -> Option<TempDir> {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can act as another user");
+        blobd_fixtures::skipped::skipped("only root can act as another user");
         return None;
     }
     let folder = tempfile::tempdir().unwrap();

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
@@ -22,7 +23,7 @@ fn daemon(folder: &Path) -> Option<(TestDaemon, PathBuf)> {
     let wrapper = ["unshare", "--mount", "sh", "-c", MOUNT, directory.to_str().unwrap()];
     let mounted = Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").output();
     if !mounted.is_ok_and(|output| output.status.success()) {
-        println!("skipped: a mount in a private namespace takes root");
+        skipped("a mount in a private namespace takes root");
         return None;
     }
     let config = config(folder, &format!("[audit]\ndirectory = \"{}\"\n", directory.display()));

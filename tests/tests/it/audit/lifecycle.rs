@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -123,7 +124,7 @@ fn record_says_what_a_model_was_opened_for() {
 #[test]
 fn journal_that_does_not_respond_does_not_affect_the_log() {
     if std::path::Path::new("/run/systemd/journal/socket").exists() {
-        println!("skipped: this machine has a journal");
+        skipped("this machine has a journal");
         return;
     }
     let folder = tmpfs_directory();

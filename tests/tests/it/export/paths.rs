@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::run;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -290,7 +291,7 @@ fn export_that_cannot_rename_a_file_removes_the_others() {
     fs::set_permissions(folder.path().join("b"), Permissions::from_mode(0o555)).unwrap();
     if fs::write(folder.path().join("b/probe"), "").is_ok() {
         fs::remove_file(folder.path().join("b/probe")).unwrap();
-        return println!("skipped: root may write everywhere");
+        return skipped("root may write everywhere");
     }
     daemon.command().run(["export", "plain:1", "-o", text(folder.path())]).exits_with(7);
     assert_eq!(paths(folder.path()), ["b/"]);

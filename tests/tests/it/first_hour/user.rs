@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::model::ModelFile;
 use blobd_tests::programs;
 use blobd_tests::registry::FakeRegistry;
@@ -48,7 +49,7 @@ impl User {
     pub(super) fn new() -> Option<Self> {
         let folder = tmpfs_directory();
         if [folder.path(), programs::blobd()].iter().any(|path| path.starts_with("/tmp")) {
-            println!("skipped: the tests run in /tmp, which the user would not see");
+            skipped("the tests run in /tmp, which the user would not see");
             return None;
         }
         for (name, mode) in [("home", 0o700), ("tmp", 0o1777), ("run", 0o755)] {
@@ -65,7 +66,7 @@ impl User {
         user.give_home_away();
         let probe = user.shell().arg("true").output().unwrap();
         if !probe.status.success() {
-            println!("skipped: no private namespaces here: {}", String::from_utf8_lossy(&probe.stderr));
+            skipped(format_args!("no private namespaces here: {}", String::from_utf8_lossy(&probe.stderr)));
             return None;
         }
         Some(user)

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -557,7 +558,7 @@ fn mounted(session: &mut Session, daemon: &TestDaemon) {
     fs::create_dir(&directory).unwrap();
     let device = fs::File::options().read(true).write(true).open("/dev/fuse");
     if device.is_err() || !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: mount: needs /dev/fuse and root");
+        skipped("mount: needs /dev/fuse and root");
         session.outputs.insert("blobd mount".to_owned(), (b"{}".to_vec(), false));
         return;
     }

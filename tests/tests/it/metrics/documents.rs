@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::http;
 use blobd_tests::model::ModelFile;
@@ -90,7 +91,7 @@ fn dashboard_and_alerts_cover_all_important_metrics() {
 fn has_promtool() -> bool {
     let has = Command::new("promtool").arg("--version").output().is_ok();
     if !has {
-        println!("skipped: promtool is not installed (Debian: prometheus)");
+        skipped("promtool is not installed (Debian: prometheus)");
     }
     has
 }

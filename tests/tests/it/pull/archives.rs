@@ -3,6 +3,7 @@
 use std::fs;
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::archives::{gzip, tar};
 use blobd_tests::command::Run;
 use blobd_tests::daemon::TestDaemon;
@@ -123,7 +124,7 @@ fn shards_and_other_files_in_an_archive_are_files_of_the_model() {
 #[test]
 fn archives_of_the_tar_program_are_read_in_every_format() {
     if !Command::new("tar").arg("--version").output().is_ok_and(|run| run.status.success()) {
-        println!("skipped: there is no tar");
+        skipped("there is no tar");
         return;
     }
     let weights = ModelFile::dense(1).bytes();

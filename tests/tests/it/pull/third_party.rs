@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::run;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -94,7 +95,7 @@ impl ThirdPartyRegistry {
         let child = match command.spawn() {
             Ok(child) => child,
             Err(error) if is_unavailable(&error) => {
-                println!("skipped: {PROGRAM} cannot be run: {error}");
+                skipped(format_args!("{PROGRAM} cannot be run: {error}"));
                 return None;
             }
             Err(error) => panic!("{PROGRAM}: {error}"),
@@ -245,7 +246,7 @@ fn model_pushed_by_skopeo_is_exported_bit_for_bit() {
     skopeo.arg(format!("docker://{}/ai/tiny:latest", registry.address));
     match skopeo.output() {
         Err(error) if is_unavailable(&error) => {
-            return println!("skipped: skopeo cannot be run: {error}");
+            return skipped(format_args!("skopeo cannot be run: {error}"));
         }
         output => {
             let output = output.unwrap();

@@ -2,6 +2,8 @@
 
 use super::*;
 
+use blobd_fixtures::skipped::skipped;
+
 /// The program in a virtual environment; `None`, with the reason printed, where it cannot be installed.
 fn model_signing(scratch: &Path) -> Option<PathBuf> {
     let environment = scratch.join("venv");
@@ -19,7 +21,7 @@ fn model_signing(scratch: &Path) -> Option<PathBuf> {
             Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
             Err(error) => error.to_string(),
         };
-        eprintln!("skipped: model-signing cannot be installed: {}", reason.trim());
+        skipped(format_args!("model-signing cannot be installed: {}", reason.trim()));
         return None;
     }
     Some(environment.join("bin/model_signing"))

@@ -5,6 +5,7 @@ use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::Blobd;
 use blobd_tests::programs;
 use rustix::process::geteuid;
@@ -35,7 +36,7 @@ impl User {
             (true, Substitute::AnotherOwner) => &[Self::RootOnAnothers, Self::Ordinary],
             (true, _) => &[Self::RootOnAnothers],
             (false, Substitute::AnotherOwner) => {
-                println!("skipped: only root with setpriv can give a file to another user");
+                skipped("only root with setpriv can give a file to another user");
                 &[]
             }
             (false, _) => &[Self::Owner],

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::command::Blobd;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
@@ -79,7 +80,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
 fn damage_under_a_correct_page_cache_is_found_and_repaired_from_it() {
     let disk = match LoopDisk::mount() {
         Ok(disk) => disk,
-        Err(reason) => return eprintln!("skipped: {reason}"),
+        Err(reason) => return skipped(format_args!("{reason}")),
     };
     let root = disk.point().join("store");
     let blobd = Blobd::at_root(&root);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::browser::Browser;
 use serde_json::Value as Json;
 
@@ -13,7 +14,7 @@ const AXE: &str = "../target/axe/node_modules/axe-core/axe.min.js";
 fn axe() -> Option<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(AXE);
     let source = std::fs::read_to_string(&path);
-    source.map_err(|error| println!("skipped: {}: {error}; `just axe` installs it", path.display())).ok()
+    source.map_err(|error| skipped(format_args!("{}: {error}; `just axe` installs it", path.display()))).ok()
 }
 
 /// Nothing that axe-core calls serious or critical, in both colour schemes, in a wide and a narrow window.
