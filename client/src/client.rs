@@ -164,7 +164,7 @@ impl Client {
         }
     }
 
-    /// The document of a request that reads, as the daemon has sent it. The parameters may come from an untrusted source.
+    /// The document of a request, as the daemon has sent it. The parameters may come from an untrusted source.
     pub fn forward(&self, route: Route, received: &Received<'_>) -> Result<Vec<u8>, ClientError> {
         let Encoded { target, body } = route.forwarded(received)?;
         self.repeated_request(route, || Ok(HttpRequest::new(route, &target, body.clone())), Response::bytes)

@@ -29,7 +29,8 @@ const LIMIT: &str = "/v1/limit";
 /// - `verb`: names the request in `blobd log`, in the daemon's log and in the metrics.
 /// - `right`: what its user needs; some parameters need a higher one.
 /// - flags: `Audited` has a record in the audit log, `Content` gives out the content of a model, `Once` has another
-///   result when it is sent a second time, `Page` may be asked by the page of `blobd web`.
+///   result when it is sent a second time, `Page` may be asked by the page of `blobd web`, which may send one with `Action`
+///   when its user has confirmed it.
 /// - `fn method`: the clients have this method; without it, they have other methods for the request.
 /// - parameters: in the path and the query of `Get`, and the JSON body of `Post`.
 /// - answer: one JSON document, an [`Event`] per line, frames after an upgrade, or bytes of another format.
@@ -39,7 +40,7 @@ macro_rules! routes {
             /// The daemon's version and the store that it serves.
             Version: Get "/v1/version", "version", Anyone, [Page], fn version(NoParams) -> Document(response::Version);
             /// The user of this connection as the daemon sees it, and its rights.
-            Access: Get "/v1/access", "access", Anyone, [], fn access(NoParams) -> Document(access::OwnAccess);
+            Access: Get "/v1/access", "access", Anyone, [Page], fn access(NoParams) -> Document(access::OwnAccess);
             /// Whether the daemon works.
             Health: Get "/v1/health", "health", Anyone, [], fn health(NoParams) -> Document(upkeep::Health);
             /// Lists the models.
@@ -140,13 +141,14 @@ macro_rules! routes {
             Sign: Post "/v1/sign", "sign", Pull, [Audited],
                 fn sign(signatures::SignParams) -> Document(signatures::Signed);
             /// Removes names, and the data that only they need.
-            Remove: Post "/v1/remove", "rm", Pull, [Audited, Once],
+            Remove: Post "/v1/remove", "rm", Pull, [Audited, Once, Action],
                 fn remove(request::RemoveParams) -> Document(naming::Removed);
             /// Restores a model from the trash.
-            Undelete: Post "/v1/undelete", "undelete", Pull, [Audited, Once],
+            Undelete: Post "/v1/undelete", "undelete", Pull, [Audited, Once, Action],
                 fn undelete(request::UndeleteParams) -> Document(naming::Undeleted);
             /// Pins or unpins a model. Eviction and removal do not affect a pinned model.
-            Pin: Post "/v1/pin", "pin", Pull, [Audited], fn pin(request::PinParams) -> Document(naming::Pinned);
+            Pin: Post "/v1/pin", "pin", Pull, [Audited, Action],
+                fn pin(request::PinParams) -> Document(naming::Pinned);
             /// Gives a model another name.
             Tag: Post "/v1/tag", "tag", Pull, [Audited], fn tag(request::TagParams) -> Document(naming::Tagged);
             /// Gives a model another name in place of its own.
@@ -159,7 +161,7 @@ macro_rules! routes {
             SetLimit: Post LIMIT, "limit", Administer, [Audited],
                 fn set_limit(request::LimitParams) -> Document(upkeep::PullLimit);
             /// Deletes unneeded data.
-            Gc: Post GC, "gc", Administer, [Audited], (request::GcParams) -> Document(upkeep::GcReport);
+            Gc: Post GC, "gc", Administer, [Audited, Action], (request::GcParams) -> Document(upkeep::GcReport);
             /// Compares the daemon's index with the disk and repairs it.
             Reindex: Post "/v1/reindex", "reindex", Administer, [Audited],
                 fn reindex(NoParams) -> Document(upkeep::Reindexed);
@@ -353,6 +355,7 @@ struct Definition {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flag {
+    Action,
     Audited,
     Content,
     Once,
@@ -420,6 +423,11 @@ impl Route {
     /// Whether the page of `blobd web` may ask it.
     pub fn is_for_page(self) -> bool {
         self.has(Flag::Page)
+    }
+
+    /// Whether the page of `blobd web` may send it when its user has confirmed it.
+    pub fn is_action_of_page(self) -> bool {
+        self.has(Flag::Action)
     }
 
     /// All verbs of requests.
@@ -522,6 +530,17 @@ mod tests {
         for route in for_page() {
             assert!(route.method() == Method::Get && !route.is_audited(), "{route}");
             assert_eq!((route.answer(), route.is_repeatable()), (AnswerKind::Document, true), "{route}");
+        }
+    }
+
+    /// A link or a picture on another site makes a browser send a GET, so none of them changes anything.
+    #[test]
+    fn actions_of_the_page_are_sent_by_post_and_give_no_content() {
+        let actions = || Route::ALL.iter().filter(|route| route.is_action_of_page());
+        assert!(actions().count() > 0);
+        for route in actions() {
+            assert!(route.method() == Method::Post && !route.is_for_page(), "{route}");
+            assert!(!route.gives_content() && route.answer() != AnswerKind::Frames, "{route}");
         }
     }
 

@@ -1,15 +1,15 @@
-//! `blobd web`: a page that shows the store, on loopback, for one user.
+//! `blobd web`: a page that shows the store and acts on it, on loopback, for one user.
 //!
 //! The command itself listens on a port of 127.0.0.1, and asks the daemon over its socket as any other command does. So
-//! the kernel tells the daemon which user asks, the daemon listens on no port, and the page can see only what its user
-//! may see. Everybody on the machine can connect to a port of loopback, so the server answers with data only if the
+//! the kernel tells the daemon which user asks, the daemon listens on no port, and the page can see and do only what its
+//! user may. Everybody on the machine can connect to a port of loopback, so the server answers with data only if the
 //! request has the key of the session ([`access`]). The page is embedded in the binary, and loads nothing from
 //! elsewhere.
 //!
 //! | file | responsibility |
 //! |---|---|
 //! | `access` | the one-time token, the key of the session, and which requests are refused |
-//! | `routes` | the files of the page, and the requests that are relayed to the daemon |
+//! | `routes` | the files of the page, and the questions and actions that are relayed to the daemon |
 //! | `server` | accepts connections, with limits on each |
 
 use std::io::{self, IsTerminal as _, Write as _};
@@ -24,7 +24,7 @@ use blobd_cli_common::connect::{connect, print_result};
 use blobd_cli_common::{Global, internal};
 use blobd_client::process::{Signals, first_of, listen_for_end};
 use clap::Args;
-use routes::Relay;
+use routes::{Mode, Relay};
 use serde_json::json;
 use server::WebServer;
 use tempfile::NamedTempFile;
@@ -35,11 +35,12 @@ mod access;
 mod routes;
 mod server;
 
-/// Show the disk, the models, pulls and sessions on a page in the browser
+/// Show the disk, the models, pulls and sessions on a page in the browser, and act on them
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The page can be opened only on this machine, and the link works once. The page changes
-nothing, and shows what the other commands show to this user. Ctrl-C ends it.
+    after_help = "The page can be opened only on this machine, and the link works once. It shows and does what
+the other commands show and do for this user, and says what an action will do before it does it.
+Ctrl-C ends it.
 
 From another machine, with a port of your choice:
   ssh -L 8642:127.0.0.1:8642 HOST blobd web --no-open --port 8642
@@ -47,6 +48,7 @@ From another machine, with a port of your choice:
 Examples:
   blobd web
   blobd web --no-open                          only print the link
+  blobd web --read-only                        a page that can change nothing
   blobd web --json | head -n 1 | jq -r .url"
 )]
 pub(super) struct Params {
@@ -56,15 +58,16 @@ pub(super) struct Params {
     /// Print the link, and do not open a browser
     #[arg(long)]
     no_open: bool,
+    /// Offer no action on the page, and refuse every request that changes something
+    #[arg(long)]
+    read_only: bool,
 }
 
-/// The daemon may be preparing its index for a minute before it can answer.
-const QUESTION_TIMEOUT: Duration = Duration::from_secs(90);
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
-    let relay = Relay::new(connected.client.clone().with_timeout(QUESTION_TIMEOUT));
+    let relay = Relay::new(connected.client.clone());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(internal)?;
     let stop = {
@@ -72,7 +75,8 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         listen_for_end().map_err(internal)?
     };
     let token = Secret::random().map_err(internal)?;
-    let server = runtime.block_on(WebServer::bind(params.port, token.clone(), relay));
+    let mode = if params.read_only { Mode::ReadOnly } else { Mode::Act };
+    let server = runtime.block_on(WebServer::bind(params.port, token.clone(), relay, mode));
     let server = server.map_err(|error| cannot_listen(params.port, &error))?;
     let url = format!("http://{}/#{}", server.address().map_err(internal)?, token.as_str());
     print_result(global, &json!({ "url": url }), |_page| {

@@ -34,7 +34,11 @@ pub(super) fn can_be_others() -> bool {
 
 /// A daemon that every user may connect to, as the members of the group `blobd` may.
 pub(super) fn shared_daemon() -> TestDaemon {
-    let daemon = TestDaemon::start();
+    opened(TestDaemon::start())
+}
+
+/// Lets every user connect to a daemon.
+pub(super) fn opened(daemon: TestDaemon) -> TestDaemon {
     let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     open(daemon.scratch(), 0o755);
     open(&daemon.socket(), 0o666);

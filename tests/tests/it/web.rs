@@ -14,7 +14,7 @@ use blobd_tests::programs;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::DEADLINE;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 /// A running `blobd web`.
 pub(super) struct Web {
@@ -26,10 +26,17 @@ pub(super) struct Web {
 
 impl Web {
     pub(super) fn start(blobd: &Blobd) -> Self {
-        let mut command = Command::new("env");
-        blobd.prepare(&mut command);
+        Self::start_with(blobd, &[], &[])
+    }
+
+    /// Starts it with options, through a program that execs the command at the end of its arguments.
+    pub(super) fn start_with(blobd: &Blobd, wrapper: &[&str], options: &[&str]) -> Self {
         // SIGINT may be ignored in the process of the tests.
-        command.arg("--default-signal=INT").arg(programs::blobd()).args(["--json", "web", "--no-open"]);
+        let default = ["env", "--default-signal=INT"];
+        let words: Vec<&str> = wrapper.iter().chain(&default).copied().collect();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg(programs::blobd()).args(["--json", "web", "--no-open"]).args(options);
+        blobd.prepare(&mut command);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -70,6 +77,18 @@ impl Web {
         let host = self.host();
         let response = self.send(&format!(
             "GET /api/{question} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nX-Blobd-Key: {key}\r\n\r\n"
+        ));
+        serde_json::from_str(response.split("\r\n\r\n").nth(1).unwrap()).unwrap()
+    }
+
+    /// Sends an action with the headers that a browser adds for the page itself.
+    pub(super) fn act(&self, action: &str, body: &Json, key: &str) -> Json {
+        let (host, body) = (self.host(), body.to_string());
+        let response = self.send(&format!(
+            "POST /api/{action} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nX-Blobd-Key: {key}\r\n\
+             Origin: http://{host}\r\nSec-Fetch-Site: same-origin\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
         ));
         serde_json::from_str(response.split("\r\n\r\n").nth(1).unwrap()).unwrap()
     }
@@ -159,4 +178,47 @@ fn page_shows_that_the_daemon_does_not_respond() {
     assert!(answer["error"]["message"].is_string(), "{answer}");
     daemon.restart();
     assert!(web.ask("df", &key)["models"].is_array());
+}
+
+#[test]
+fn actions_of_the_page_are_done_with_and_without_a_daemon() {
+    let daemon = TestDaemon::start();
+    let folder = tmpfs_directory();
+    for blobd in [daemon.command(), Blobd::at_root(&folder.path().join("store"))] {
+        import(&blobd, &ModelFile::dense(1), folder.path(), "m");
+        let web = Web::start(&blobd);
+        let key = web.key();
+        let models = || web.ask("models", &key)["models"].clone();
+        let act = |action, body: Json| web.act(action, &body, &key);
+        assert_eq!(act("pin", json!({ "reference": "m", "pinned": true }))["pinned"], true);
+        assert_eq!(models()[0]["pinned"], true);
+        let removal = json!({ "references": ["m"], "keep_seconds": 600 });
+        let refused = act("remove", removal.clone());
+        assert!(refused["error"]["message"].as_str().unwrap().contains("pinned"), "{refused}");
+        assert_eq!(act("pin", json!({ "reference": "m", "pinned": false }))["pinned"], false);
+        assert!(act("remove", removal)["trashed_until"].is_string());
+        assert_eq!(models(), json!([]));
+        assert_eq!(act("undelete", json!({ "reference": "m" }))["name"], "m:latest");
+        assert_eq!(act("gc", json!({}))["dry_run"], false);
+        assert_eq!(models()[0]["name"], "m:latest");
+        web.stop();
+    }
+}
+
+#[test]
+fn page_that_only_shows_changes_nothing() {
+    let daemon = TestDaemon::start();
+    import(&daemon.command(), &ModelFile::dense(1), daemon.scratch(), "m");
+    let web = Web::start_with(&daemon.command(), &[], &["--read-only"]);
+    let key = web.key();
+    for (action, body) in [
+        ("pin", json!({ "reference": "m", "pinned": true })),
+        ("remove", json!({ "references": ["m"], "keep_seconds": 600 })),
+        ("gc", json!({})),
+    ] {
+        let refused = web.act(action, &body, &key);
+        assert!(refused["error"]["message"].as_str().unwrap().contains("--read-only"), "{action}: {refused}");
+    }
+    let models = web.ask("models", &key)["models"].clone();
+    assert!(models[0]["name"] == "m:latest" && models[0]["pinned"] == false, "{models}");
 }

@@ -12,10 +12,12 @@ use std::io::{self, Read as _};
 use std::sync::PoisonError;
 
 use blobd_client::loopback::CrossSiteRequest;
-use hyper::header::{HeaderMap, HeaderName};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, ORIGIN};
 use tracing_mutex::stdsync::Mutex;
 
 pub(super) const KEY_HEADER: HeaderName = HeaderName::from_static("x-blobd-key");
+/// What a browser says about the page that sends a request. Scripts cannot set it.
+const SITE_HEADER: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// 128 random bits, in hexadecimal digits: with more, the link would not fit one line of a terminal.
 #[derive(Clone)]
@@ -80,9 +82,34 @@ impl Access {
         }
     }
 
-    pub(super) fn check_key(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+    /// Whether a request for data comes from this page, and has the key.
+    pub(super) fn check_question(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        check_page(headers)?;
+        self.check_key(headers)
+    }
+
+    /// Whether an action comes from this page, and has the key. Browsers add the origin to every POST, and a form cannot send
+    /// this type.
+    pub(super) fn check_action(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        self.check_question(headers)?;
+        let is_json = headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes() == b"application/json");
+        match is_json && headers.contains_key(ORIGIN) {
+            true => Ok(()),
+            false => Err(Refusal::CrossSiteRequest(CrossSiteRequest::Origin)),
+        }
+    }
+
+    fn check_key(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let key = headers.get(KEY_HEADER).ok_or(Refusal::Key)?;
         if self.key.equals(key.as_bytes()) { Ok(()) } else { Err(Refusal::Key) }
+    }
+}
+
+/// Whether a page of this server has sent a request, as far as the browser says. Programs that are not browsers say nothing.
+pub(super) fn check_page(headers: &HeaderMap) -> Result<(), Refusal> {
+    match headers.get_all(SITE_HEADER).iter().all(|site| site.as_bytes() == b"same-origin") {
+        true => Ok(()),
+        false => Err(Refusal::CrossSiteRequest(CrossSiteRequest::Origin)),
     }
 }
 
@@ -122,6 +149,25 @@ mod tests {
             assert_eq!(access.check_key(&headers(&[(KEY_HEADER, wrong)])), Err(Refusal::Key), "{wrong}");
         }
         assert_eq!(access.check_key(&headers(&[(KEY_HEADER, key.as_str())])), Ok(()));
+    }
+
+    #[test]
+    fn requests_of_other_sites_are_refused_even_with_the_key() {
+        let (access, _token, key) = access();
+        let key = (KEY_HEADER, key.as_str());
+        for site in ["cross-site", "same-site", "none", ""] {
+            let headers = headers(&[key.clone(), (SITE_HEADER, site)]);
+            assert!(access.check_question(&headers).is_err() && check_page(&headers).is_err(), "{site}");
+        }
+        assert_eq!(access.check_question(&headers(&[key.clone(), (SITE_HEADER, "same-origin")])), Ok(()));
+        let (origin, json) = ((ORIGIN, "http://127.0.0.1:1"), (CONTENT_TYPE, "application/json"));
+        let action = |list: &[_]| access.check_action(&headers(list));
+        assert_eq!(action(&[key.clone(), origin.clone(), json.clone()]), Ok(()));
+        assert!(action(&[key.clone(), json.clone()]).is_err(), "no origin");
+        assert!(action(&[origin.clone(), json.clone()]) == Err(Refusal::Key), "no key");
+        for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""] {
+            assert!(action(&[key.clone(), origin.clone(), (CONTENT_TYPE, kind)]).is_err(), "{kind}");
+        }
     }
 
     #[test]

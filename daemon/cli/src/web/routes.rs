@@ -1,11 +1,28 @@
-//! What the page may request: its own files in `page/`, and those requests to the daemon that the table of the API marks.
-//! Each is one question to the daemon, and none changes anything.
+//! What the page may request: its own files in `page/`, and those requests to the daemon that the table of the API marks:
+//! questions, which change nothing, and actions, which its user has confirmed.
+
+use std::time::Duration;
 
 use blobd_client::error::ClientError;
+use blobd_client::protocol::request::RemoveParams;
 use blobd_client::protocol::route::{Received, Route};
 use hyper::Uri;
 
-use crate::Client;
+use crate::{Client, ErrorBody, ErrorCode};
+
+/// What the page may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// What its user may do.
+    Act,
+    /// Nothing but reading.
+    ReadOnly,
+}
+
+/// The daemon may be preparing its index for a minute before it can answer.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(90);
+/// A collection of a large store takes minutes.
+const ACTION_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asset {
@@ -15,13 +32,15 @@ pub(super) struct Asset {
 }
 
 /// They contain no data of the store, so everybody may load them.
-const ASSETS: [Asset; 17] = [
+const ASSETS: [Asset; 20] = [
     Asset { path: "/", media_type: "text/html; charset=utf-8", content: include_str!("page/index.html") },
     Asset {
         path: "/style.css",
         media_type: "text/css; charset=utf-8",
         content: include_str!("page/style.css"),
     },
+    script("/action_dialog.js", include_str!("page/action_dialog.js")),
+    script("/actions.js", include_str!("page/actions.js")),
     script("/app.js", include_str!("page/app.js")),
     script("/connection.js", include_str!("page/connection.js")),
     script("/families.js", include_str!("page/families.js")),
@@ -32,6 +51,7 @@ const ASSETS: [Asset; 17] = [
     script("/panel.js", include_str!("page/panel.js")),
     script("/picture.js", include_str!("page/picture.js")),
     script("/poll.js", include_str!("page/poll.js")),
+    script("/rights.js", include_str!("page/rights.js")),
     script("/roving.js", include_str!("page/roving.js")),
     script("/tables.js", include_str!("page/tables.js")),
     script("/treemap.js", include_str!("page/treemap.js")),
@@ -47,6 +67,20 @@ pub(super) fn asset(path: &str) -> Option<Asset> {
     ASSETS.into_iter().find(|asset| asset.path == path)
 }
 
+/// The first tag of the page, and the same of a page that only shows.
+const ROOT_TAG: [&str; 2] = ["<html lang=\"en\">", "<html lang=\"en\" data-mode=\"read-only\">"];
+
+impl Asset {
+    /// What is sent: the page learns its mode from its first tag, before it has asked anything.
+    pub(super) fn in_mode(self, mode: Mode) -> Vec<u8> {
+        let [plain, read_only] = ROOT_TAG;
+        match mode {
+            Mode::Act => self.content.into(),
+            Mode::ReadOnly => self.content.replacen(plain, read_only, 1).into(),
+        }
+    }
+}
+
 /// Asks the daemon, as the user who runs the command.
 #[derive(Clone, Debug)]
 pub(crate) struct Relay(Client);
@@ -57,6 +91,8 @@ pub(super) struct Request {
     /// Empty if the request names no model. No character of a name has to be encoded in a path.
     name: String,
     query: Option<String>,
+    /// Of an action; empty otherwise.
+    body: Vec<u8>,
 }
 
 impl Relay {
@@ -67,17 +103,43 @@ impl Relay {
     /// Blocks until the daemon has responded.
     pub(super) fn ask(&self, request: &Request) -> Result<Vec<u8>, ClientError> {
         let (name, query) = (&*request.name, request.query.as_deref());
-        let received = Received { name, query, ..Received::default() };
-        self.0.forward(request.route, &received)
+        let received = Received { name, query, body: &request.body };
+        let limit = if request.route.is_for_page() { QUESTION_TIMEOUT } else { ACTION_TIMEOUT };
+        self.0.clone().with_timeout(limit).forward(request.route, &received)
     }
 }
 
 /// The request at an address of the page: `/api/df?detail=12` stands for the daemon's `df` with `?detail=12`.
-pub(super) fn request(uri: &Uri) -> Option<Request> {
-    let path = format!("/v1/{}", uri.path().strip_prefix("/api/")?);
+pub(super) fn question(uri: &Uri) -> Option<Request> {
+    let path = direct(uri)?;
     let (route, name) = Route::find("GET", &path).filter(|(route, _)| route.is_for_page())?;
     let name = name.to_owned();
-    Some(Request { route, name, query: uri.query().map(str::to_owned) })
+    Some(Request { route, name, query: uri.query().map(str::to_owned), body: Vec::new() })
+}
+
+/// The action at an address of the page: a POST to `/api/pin` stands for the daemon's `pin`.
+pub(super) fn action(uri: &Uri) -> Option<Route> {
+    let (route, _) = Route::find("POST", &direct(uri)?).filter(|(route, _)| route.is_action_of_page())?;
+    Some(route)
+}
+
+fn direct(uri: &Uri) -> Option<String> {
+    Some(format!("/v1/{}", uri.path().strip_prefix("/api/")?))
+}
+
+/// An action with this body. Some have parameters that the page does not need; it may not send them.
+pub(super) fn request(route: Route, body: Vec<u8>) -> Result<Request, ErrorBody> {
+    if route == Route::Remove && !can_be_taken_back(&body) {
+        let message = "rm: the page removes nothing at once: expected keep_seconds or dry_run";
+        return Err(ErrorBody::new(ErrorCode::Denied, message).with_hint("use `blobd rm`"));
+    }
+    Ok(Request { route, name: String::new(), query: None, body })
+}
+
+/// Whether a removal goes to the trash or only tells what it would do.
+fn can_be_taken_back(body: &[u8]) -> bool {
+    let params = serde_json::from_slice::<RemoveParams>(body);
+    params.is_ok_and(|params| params.dry_run || params.keep_seconds.is_some_and(|kept| kept > 0))
 }
 
 #[cfg(test)]
@@ -118,20 +180,58 @@ mod tests {
 
     #[test]
     fn only_requests_for_the_page_are_relayed() {
-        let find = |path: &str| request(&path.parse().unwrap());
+        let find = |path: &str| question(&path.parse().unwrap());
         for route in Route::ALL.iter().filter(|route| route.method() == Method::Get) {
             let found = find(&route.path().replacen("/v1/", "/api/", 1).replace("{reference}", "m"));
             assert_eq!(found.map(|found| found.route), route.is_for_page().then_some(*route), "{route}");
         }
         let query = Some("detail=12".to_owned());
-        let detailed = Request { route: Route::Usage, name: String::new(), query };
+        let detailed = Request { route: Route::Usage, name: String::new(), query, body: Vec::new() };
         assert_eq!(find("/api/df?detail=12"), Some(detailed));
         let name = "hf.co/me/m:Q4".to_owned();
-        assert_eq!(find("/api/fit/hf.co/me/m:Q4"), Some(Request { route: Route::Fit, name, query: None }));
+        let fit = Request { route: Route::Fit, name, query: None, body: Vec::new() };
+        assert_eq!(find("/api/fit/hf.co/me/m:Q4"), Some(fit));
         let direct = Route::Usage.path();
         let others = ["/api/", "/api/df/", "/API/df", "/api//df", "/df"].map(str::to_owned);
         for path in others.into_iter().chain([direct.to_owned(), format!("/api/..{direct}")]) {
             assert_eq!(find(&path), None, "{path}");
         }
+    }
+
+    #[test]
+    fn only_actions_of_the_page_are_relayed() {
+        let find = |path: &str| action(&path.parse().unwrap());
+        for route in Route::ALL {
+            let path = route.path().replacen("/v1/", "/api/", 1).replace("{reference}", "m");
+            // Some paths have a question and an action.
+            let expected = Route::ALL.iter().find(|other| {
+                other.path() == route.path() && other.method() == Method::Post && other.is_action_of_page()
+            });
+            assert_eq!(find(&path), expected.copied(), "{route}");
+        }
+        for path in [Route::Pin.path(), "/pin", "/api/pin/", "/api/", "/api/session"] {
+            assert_eq!(find(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_taken_back_is_not_removed_by_the_page() {
+        for (body, is_relayed) in [
+            (r#"{"references":["m"],"keep_seconds":604800}"#, true),
+            (r#"{"references":["m"],"dry_run":true}"#, true),
+            (r#"{"references":["m"],"keep_seconds":0}"#, false),
+            (r#"{"references":["m"]}"#, false),
+            (r#"{"unused":true}"#, false),
+            ("", false),
+        ] {
+            assert_eq!(request(Route::Remove, body.into()).is_ok(), is_relayed, "{body}");
+        }
+        assert!(request(Route::Pin, Vec::new()).is_ok(), "the daemon checks it");
+    }
+
+    #[test]
+    fn page_knows_that_it_only_shows() {
+        let page = |mode| String::from_utf8(asset("/").unwrap().in_mode(mode)).unwrap();
+        assert!(page(Mode::ReadOnly).contains(ROOT_TAG[1]) && !page(Mode::Act).contains("data-mode"));
     }
 }

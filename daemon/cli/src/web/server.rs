@@ -14,7 +14,9 @@ use blobd_client::loopback::{
     json_response, response,
 };
 use blobd_client::protocol::error::ErrorResponse;
+use blobd_client::protocol::route::Route;
 use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{
     CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
@@ -25,14 +27,16 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::access::{Access, Refusal, Secret};
-use super::routes::{self, Relay};
+use super::access::{Access, Refusal, Secret, check_page};
+use super::routes::{self, Mode, Relay};
 use crate::{ErrorBody, ErrorCode};
 
-/// The only body is a token.
-const MAX_BODY_BYTES: usize = 1 << 10;
+/// The longest body is a name with a few parameters.
+const MAX_BODY_BYTES: usize = 16 << 10;
 /// Questions to the daemon at a time: each has a thread.
 const MAX_QUESTIONS: usize = 4;
+/// Actions at a time, apart from the questions: a collection may take long.
+const MAX_ACTIONS: usize = 4;
 
 /// No inline script or style, nothing from another server, no frame, no form.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -57,7 +61,9 @@ pub(crate) struct WebServer {
 struct Shared {
     access: Access,
     relay: Relay,
+    mode: Mode,
     questions: Semaphore,
+    actions: Semaphore,
 }
 
 #[derive(Serialize)]
@@ -67,17 +73,24 @@ struct Session<'k> {
 
 impl WebServer {
     /// Listens on a port of 127.0.0.1; on any free one for port 0. The page gets its session with `token`.
-    pub(crate) async fn bind(port: u16, token: Secret, relay: Relay) -> io::Result<Self> {
-        Self::bind_with(port, token, relay, HEAD_TIMEOUT).await
+    pub(crate) async fn bind(port: u16, token: Secret, relay: Relay, mode: Mode) -> io::Result<Self> {
+        Self::bind_with(port, token, (relay, mode), HEAD_TIMEOUT).await
     }
 
-    async fn bind_with(port: u16, token: Secret, relay: Relay, head_timeout: Duration) -> io::Result<Self> {
+    async fn bind_with(
+        port: u16,
+        token: Secret,
+        (relay, mode): (Relay, Mode),
+        head_timeout: Duration,
+    ) -> io::Result<Self> {
         let address = (Ipv4Addr::LOCALHOST, port).into();
         let server = LoopbackServer::bind(address, head_timeout).await?;
         let shared = Shared {
             access: Access::new(token, Secret::random()?),
             relay,
+            mode,
             questions: Semaphore::new(MAX_QUESTIONS),
+            actions: Semaphore::new(MAX_ACTIONS),
         };
         Ok(Self { server, shared: Arc::new(shared) })
     }
@@ -103,10 +116,14 @@ async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> LoopbackRe
     let (method, uri) = (request.method().clone(), request.uri().clone());
     match (&method, uri.path()) {
         (&Method::POST, "/session") => redeem(shared, request).await,
+        (&Method::POST, path) => match routes::action(&uri) {
+            Some(route) => act(shared, route, request).await,
+            None => unknown(&method, path),
+        },
         (&Method::GET, path) => match routes::asset(path) {
-            Some(asset) => response(StatusCode::OK, asset.media_type, asset.content.into()),
-            None => match (routes::request(&uri), shared.access.check_key(request.headers())) {
-                (Some(question), Ok(())) => answer(shared, question).await,
+            Some(asset) => response(StatusCode::OK, asset.media_type, asset.in_mode(shared.mode).into()),
+            None => match (routes::question(&uri), shared.access.check_question(request.headers())) {
+                (Some(question), Ok(())) => answer(shared, &shared.questions, question).await,
                 (Some(_), Err(refusal)) => refused(refusal),
                 (None, _) => unknown(&method, path),
             },
@@ -116,23 +133,52 @@ async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> LoopbackRe
 }
 
 async fn redeem(shared: &Shared, request: Request<Incoming>) -> LoopbackResponse {
-    let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
-    let Ok(Ok(body)) = timeout(HEAD_TIMEOUT, body).await else {
+    if let Err(refusal) = check_page(request.headers()) {
+        return refused(refusal);
+    }
+    let Some(body) = body(request).await else {
         let message = "session: the token was not received";
         return error_response(ErrorBody::new(ErrorCode::InvalidRequest, message));
     };
-    match shared.access.redeem(&body.to_bytes()) {
+    match shared.access.redeem(&body) {
         Ok(key) => json_response(StatusCode::OK, &Session { key: key.as_str() }),
         Err(refusal) => refused(refusal),
     }
 }
 
-async fn answer(shared: &Arc<Shared>, question: routes::Request) -> LoopbackResponse {
-    let Ok(_permit) = shared.questions.acquire().await else {
+/// Does what the user of the page has confirmed. The daemon decides whether the user may do it.
+async fn act(shared: &Arc<Shared>, route: Route, request: Request<Incoming>) -> LoopbackResponse {
+    if let Err(refusal) = shared.access.check_action(request.headers()) {
+        return refused(refusal);
+    }
+    if shared.mode == Mode::ReadOnly {
+        let message = format!("{}: this page was started with --read-only", route.verb());
+        return error_response(
+            ErrorBody::new(ErrorCode::Denied, message).with_hint("start `blobd web` without it"),
+        );
+    }
+    let Some(body) = body(request).await else {
+        let message = format!("{}: the parameters were not received", route.verb());
+        return error_response(ErrorBody::new(ErrorCode::InvalidRequest, message));
+    };
+    match routes::request(route, body.into()) {
+        Ok(request) => answer(shared, &shared.actions, request).await,
+        Err(error) => error_response(error),
+    }
+}
+
+/// The body of a request; `None` if it is too long or does not arrive.
+async fn body(request: Request<Incoming>) -> Option<Bytes> {
+    let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect();
+    Some(timeout(HEAD_TIMEOUT, body).await.ok()?.ok()?.to_bytes())
+}
+
+async fn answer(shared: &Arc<Shared>, turns: &Semaphore, request: routes::Request) -> LoopbackResponse {
+    let Ok(_permit) = turns.acquire().await else {
         return error_response(ErrorBody::new(ErrorCode::Internal, "web: the server is ending"));
     };
     let relay = shared.relay.clone();
-    let asked = tokio::task::spawn_blocking(move || relay.ask(&question)).await;
+    let asked = tokio::task::spawn_blocking(move || relay.ask(&request)).await;
     match asked {
         Ok(Ok(bytes)) => response(StatusCode::OK, "application/json", bytes.into()),
         // The page gets an answer, so the status is OK: another one would be an error on the browser's console.

@@ -542,7 +542,7 @@ pub(super) fn with_clients(session: &mut Session, daemon: &TestDaemon) {
 
 /// `web` goes on until it is stopped.
 fn page(session: &mut Session) {
-    let run = until_document(session, &["web", "--port", "0", "--no-open"], Signal::INT);
+    let run = until_document(session, &["web", "--port", "0", "--no-open", "--read-only"], Signal::INT);
     session.succeeded("web", &run);
 }
 

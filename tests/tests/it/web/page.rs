@@ -1,6 +1,8 @@
 //! The page in headless Chromium, with stores of 0, 3 and 300 models.
 
 mod accessibility;
+mod actions;
+mod denied;
 mod looks;
 mod sections;
 
@@ -96,6 +98,11 @@ impl Visit {
 /// Opens the page, and waits until it shows what it knows.
 fn open_page(browser: &mut Browser, blobd: &Blobd) -> Web {
     let web = Web::start(blobd);
+    open_link(browser, &web);
+    web
+}
+
+fn open_link(browser: &mut Browser, web: &Web) {
     // Ends the page of the store before.
     browser.open("about:blank");
     browser.take_requests_and_errors();
@@ -104,7 +111,6 @@ fn open_page(browser: &mut Browser, blobd: &Blobd) -> Web {
     browser.wait_for("document.getElementById('eviction-text').textContent !== ''");
     browser.wait_for("document.documentElement.dataset.facts === 'known'");
     browser.wait_for("document.documentElement.dataset.state === 'live'");
-    web
 }
 
 /// Checks what must hold for every store. Returns the picture of the widest window in the light scheme.

@@ -1,5 +1,7 @@
 // Asks again and again what the store contains and who uses it, and shows it.
 
+import { ActionDialog, actionButton, showButtons } from "./action_dialog.js";
+import { collect, moveToTrash, pin, restore } from "./actions.js";
 import { Lost, Refused, ask, begin, text } from "./connection.js";
 import { distinctModels, families, parts as nameParts, short } from "./families.js";
 import { bytes, count, names, percent, plural, relative, user } from "./format.js";
@@ -9,6 +11,7 @@ import { showOverview } from "./overview.js";
 import { Panel, about } from "./panel.js";
 import { save } from "./picture.js";
 import { Poll } from "./poll.js";
+import { canAct, learnRights, whyNot, whyNotName } from "./rights.js";
 import { Table, made, tag } from "./tables.js";
 import { Treemap } from "./treemap.js";
 import { Work } from "./work.js";
@@ -47,7 +50,8 @@ function sizeText(bytesOrNone) {
 const known = { models: [], facts: new Map(), groups: [] };
 
 const work = new Work(() => polls.df.now());
-const panel = new Panel((one, other) => showPair(one, other, true));
+const dialog = new ActionDialog(() => [polls.df, polls.plans].forEach((poll) => poll.now()));
+const panel = new Panel((one, other) => showPair(one, other, true), actionsFor);
 const open = (name) => {
   const model = known.models.find((other) => other.name === name);
   if (model) panel.open(model, known.facts.get(model.digest)).catch(() => {});
@@ -82,6 +86,13 @@ const tables = {
     { title: "Files", number: true, text: (row) => String(row.count) },
     { title: "Size", number: true, text: (row) => bytes(row.bytes) },
   ], { empty: "Nothing." }),
+  trash: new Table(find("trash"), [
+    { title: "Model", text: (model) => model.name },
+    { title: "As files", number: true, text: (model) => bytes(model.size) },
+    { title: "Removed", short: true, text: (model) => relative(model.removed) + (model.replaced ? ", replaced" : "") },
+    { title: "Kept until", short: true, text: (model) => relative(model.expires) },
+    ...(canAct ? [{ title: "Action", cell: restoreButton }] : []),
+  ]),
   eviction: new Table(find("eviction"), [
     { title: "Model", text: (eviction) => eviction.name },
     { title: "Freed so far", number: true, text: (eviction) => bytes(eviction.freed_bytes) },
@@ -89,6 +100,23 @@ const tables = {
     { title: "From", text: (eviction) => eviction.origin ?? "–" },
   ], { empty: "None." }),
 };
+
+/** The buttons of what can be done with a model. */
+function actionsFor(model) {
+  if (!canAct) return [];
+  const reason = whyNotName(model);
+  return [
+    actionButton("pin", model.pinned ? "Unpin …" : "Pin …", reason, () => dialog.open(pin(model))),
+    actionButton("trash", "Move to the trash …", reason, () => dialog.open(moveToTrash(model, work.programsOf(model.name)))),
+  ];
+}
+
+function restoreButton(trashed) {
+  const button = actionButton(`restore ${trashed.name} ${trashed.removed}`, "Restore …", whyNotName(trashed), () => dialog.open(restore(trashed, known.models)));
+  button.setAttribute("aria-label", `Restore ${trashed.name}`);
+  button.dataset.row = button.dataset.action;
+  return button;
+}
 
 function modelName(model) {
   const button = made("button", model.name, "link");
@@ -128,7 +156,13 @@ function showDisk(usage, { models, lower_stores: lowerStores = [] }) {
   showModels();
   find("matrix-section").hidden = !matrix.show(known.groups);
   offerPairs(distinct);
+  panel.update(known.models, factOf);
   askFacts();
+}
+
+function showTrash({ models }) {
+  tables.trash.show(models);
+  find("trash-section").hidden = models.length === 0;
 }
 
 function showLegend(kinds) {
@@ -295,6 +329,7 @@ function showPlans(gc, eviction) {
   }
   find("eviction-text").textContent = eviction.error ? text(eviction.error) : evictionText(eviction);
   if (!eviction.error) tables.eviction.show(eviction.evicted);
+  if (canAct) showButtons(find("gc-actions"), [actionButton("gc", "Delete it …", whyNot("admin"), () => dialog.open(collect()))]);
   find("gc-part").hidden = !gc.error && gc.freed_bytes === 0;
   find("eviction-part").hidden = !eviction.error && eviction.needed_bytes === 0;
   find("free-section").hidden = find("gc-part").hidden && find("eviction-part").hidden;
@@ -318,7 +353,11 @@ async function answer(question) {
 const polls = {
   pulls: new Poll(EVERY.pulls, async () => work.showPulls(await answer("pulls")), report),
   ps: new Poll(EVERY.ps, async () => work.showSessions(await answer("ps")), report),
-  df: new Poll(EVERY.df, async () => showDisk(...await Promise.all([answer(`df?detail=${SHARERS}`), answer("models")])), report),
+  df: new Poll(EVERY.df, async () => {
+    const [usage, models, trash] = await Promise.all([answer(`df?detail=${SHARERS}`), answer("models"), answer("trash")]);
+    showDisk(usage, models);
+    showTrash(trash);
+  }, report),
   residency: new Poll(EVERY.residency, async () => {
     work.noteResidency(await answer("ps?residency=true"));
     showModels();
@@ -326,6 +365,7 @@ const polls = {
   // A user who may not collect is told so, which is no failure.
   plans: new Poll(EVERY.plans, async () => {
     find("store").textContent = (await answer("version")).root;
+    if (canAct) await learnRights();
     showPlans(...await Promise.all([ask("gc"), ask("eviction")]));
   }, report),
 };
@@ -362,6 +402,8 @@ async function start() {
     report(start, error);
     return;
   }
+  // Without an answer, the actions say so until the plans are asked for.
+  if (canAct) await learnRights().catch(() => {});
   Object.values(polls).forEach((poll) => poll.now());
 }
 

@@ -35,16 +35,26 @@ export async function ask(question) {
   return answer;
 }
 
+/** Sends an action, such as `pin`, that the user has confirmed. An error of the daemon is part of the answer. */
+export async function act(action, parameters) {
+  const headers = { "X-Blobd-Key": key, "Content-Type": "application/json" };
+  const answer = await receive(`/api/${action}`, { method: "POST", headers, body: JSON.stringify(parameters) }, ACTION_TIMEOUT);
+  if (answer.refused) throw new Refused(text(answer.error));
+  return answer;
+}
+
 /** What went wrong, and what to do. */
 export function text(error) {
   return error.hint ? `${error.message}: ${error.hint}` : error.message;
 }
 
+// In milliseconds; the command has slightly shorter ones.
 const TIMEOUT = 100_000;
+const ACTION_TIMEOUT = 16 * 60_000;
 
-async function receive(path, options) {
+async function receive(path, options, timeout = TIMEOUT) {
   try {
-    const response = await fetch(path, { ...options, cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
+    const response = await fetch(path, { ...options, cache: "no-store", signal: AbortSignal.timeout(timeout) });
     return await response.json();
   } catch {
     throw new Lost("The command `blobd web` does not respond. This page goes on when it does.");

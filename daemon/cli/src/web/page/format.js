@@ -55,12 +55,18 @@ export function relative(time, now = Date.now()) {
   return seconds >= 0 ? `${text} ago` : `in ${text}`;
 }
 
+/** `4 December, 15:50`: a moment in the time zone of the browser. */
+export function day(time) {
+  return new Date(time).toLocaleString("en-GB", { day: "numeric", month: "long", hour: "2-digit", minute: "2-digit" });
+}
+
 export function percent(part, whole) {
   return whole > 0 ? `${Math.floor((part / whole) * 100)}\u00a0%` : "–";
 }
 
-export function plural(count, noun) {
-  return `${count} ${noun}${count === 1 ? "" : "s"}`;
+/** `3 files`; `plurals` is its plural if that is irregular. */
+export function plural(count, noun, plurals = `${noun}s`) {
+  return `${count} ${count === 1 ? noun : plurals}`;
 }
 
 /** The first names of a list, and the number of all others. */

@@ -1,5 +1,6 @@
 // The panel of one model: what it is, the memory it needs, commands, and what it shares with whom.
 
+import { showButtons } from "./action_dialog.js";
 import { ask } from "./connection.js";
 import { short } from "./families.js";
 import { bytes, count, percent, relative } from "./format.js";
@@ -14,10 +15,14 @@ export class Panel {
   #dialog = find("panel");
   #name = null;
   #onCompare;
+  #actionsFor;
 
-  /** `onCompare` gets the names of two models whose layers are to be shown. */
-  constructor(onCompare) {
-    this.#onCompare = onCompare;
+  /**
+   * `onCompare` gets the names of two models whose layers are to be shown; `actionsFor` gives the buttons of a model's
+   * actions.
+   */
+  constructor(onCompare, actionsFor) {
+    [this.#onCompare, this.#actionsFor] = [onCompare, actionsFor];
     find("panel-close").addEventListener("click", () => this.#dialog.close());
     this.#dialog.addEventListener("click", (event) => { if (event.target === this.#dialog) this.#dialog.close(); });
   }
@@ -27,6 +32,7 @@ export class Panel {
     this.#name = model.name;
     find("panel-title").textContent = model.name;
     this.#facts(model, facts);
+    this.#actions(model);
     find("panel-fit").textContent = "";
     find("panel-commands").replaceChildren(...commands(model).map(([what, command]) => commandLine(what, command)));
     const shares = model.shared_with ?? [];
@@ -38,7 +44,24 @@ export class Panel {
     if (this.#name === model.name) find("panel-fit").replaceChildren(...fitText(fit));
   }
 
-  /** Called again when more is known. */
+  /** Shows what has changed since it was opened. A model that is gone has no panel. */
+  update(models, factOf) {
+    if (!this.#dialog.open) return;
+    const model = models.find((other) => other.name === this.#name);
+    if (!model) {
+      this.#dialog.close();
+      return;
+    }
+    this.#facts(model, factOf(model));
+    this.#actions(model);
+  }
+
+  #actions(model) {
+    const buttons = this.#actionsFor(model);
+    showButtons(find("panel-actions"), buttons);
+    find("panel-why").textContent = [...new Set(buttons.map((button) => button.title))].join(" ");
+  }
+
   #facts(model, facts) {
     const inStore = (model.unique_bytes ?? 0) + (model.shared_bytes ?? 0);
     const rows = [

@@ -9,6 +9,7 @@ export class Poll {
   #report;
   #timer = null;
   #isRunning = false;
+  #isAskedAgain = false;
 
   /** `report` gets this and an error, or null if there is none. */
   constructor(interval, work, report) {
@@ -17,6 +18,8 @@ export class Poll {
   }
 
   async now() {
+    // What is asked now may have begun before the change that the caller waits for.
+    this.#isAskedAgain = this.#isRunning;
     if (this.#isRunning) return;
     clearTimeout(this.#timer);
     this.#isRunning = true;
@@ -31,6 +34,6 @@ export class Poll {
     } finally {
       this.#isRunning = false;
     }
-    this.#timer = setTimeout(() => this.now(), this.#interval);
+    this.#timer = setTimeout(() => this.now(), this.#isAskedAgain ? 0 : this.#interval);
   }
 }

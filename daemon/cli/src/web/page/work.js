@@ -89,6 +89,11 @@ export class Work {
     return found ? this.#inMemory(found) : "–";
   }
 
+  /** The programs that have a model open. */
+  programsOf(name) {
+    return [...new Set(this.#sessions.filter((session) => session.model === name).map(engine))];
+  }
+
   #inMemory(session) {
     const told = this.#residency.get(sessionId(session));
     return told ? `${bytes(told.resident_bytes)} (${percent(told.resident_bytes, told.model_bytes)})` : "–";
@@ -112,7 +117,7 @@ export class Work {
     }
     return [...programs].map(([model, users]) => {
       const who = [...new Set(users)];
-      const times = users.length > who.length ? ` (${plural(users.length, "process").replace("processs", "processes")})` : "";
+      const times = users.length > who.length ? ` (${plural(users.length, "process", "processes")})` : "";
       return made("li", [made("strong", short(model)), ` open in ${names(who, 2)}${times}`]);
     });
   }

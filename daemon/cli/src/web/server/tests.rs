@@ -22,13 +22,14 @@ impl Drop for Running {
 
 /// A server that has no daemon.
 async fn start() -> Running {
-    start_with(HEAD_TIMEOUT).await
+    start_with(Mode::Act, HEAD_TIMEOUT).await
 }
 
-async fn start_with(head_timeout: Duration) -> Running {
+async fn start_with(mode: Mode, head_timeout: Duration) -> Running {
     let token = Secret::random().unwrap();
     let client = Client::with_connector(Arc::new(|| Err(io::ErrorKind::NotFound.into())));
-    let server = WebServer::bind_with(0, token.clone(), Relay::new(client), head_timeout).await.unwrap();
+    let server = WebServer::bind_with(0, token.clone(), (Relay::new(client), mode), head_timeout);
+    let server = server.await.unwrap();
     let address = server.address().unwrap();
     assert!(address.ip().is_loopback());
     Running { address, token, task: tokio::spawn(async move { server.serve().await }) }
@@ -56,6 +57,30 @@ impl Running {
         );
         self.send(&format!("{head}{headers}\r\n{token}")).await
     }
+
+    /// Sends an action with the headers that a browser adds for the page itself, or with others.
+    async fn act(&self, action: &str, body: &str, headers: &str) -> String {
+        let (host, length) = (self.address, body.len());
+        let head = format!(
+            "POST /api/{action} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {length}\r\n"
+        );
+        self.send(&format!("{head}{headers}\r\n{body}")).await
+    }
+
+    /// Begins the session, and returns the headers that the page and its browser send with an action.
+    async fn begin(&self) -> String {
+        let session = self.redeem(self.token.as_str(), "").await;
+        assert!(!session.to_ascii_lowercase().contains("set-cookie"), "{session}");
+        let (key, host) = (key_in(&session), self.address);
+        format!("X-Blobd-Key: {key}\r\nOrigin: http://{host}\r\nSec-Fetch-Site: same-origin\r\n{JSON}")
+    }
+}
+
+const JSON: &str = "Content-Type: application/json\r\n";
+const PIN: &str = r#"{"reference":"m","pinned":true}"#;
+
+fn key_in(session: &str) -> &str {
+    session.split("\"key\":\"").nth(1).unwrap().split('"').next().unwrap()
 }
 
 fn has_status(response: &str, status: u16) -> bool {
@@ -70,7 +95,7 @@ async fn token_is_exchanged_once_for_a_key_that_opens_the_data() {
     assert!(has_status(&wrong, 403) && wrong.contains("\"refused\":true"), "{wrong}");
     let session = running.redeem(running.token.as_str(), "").await;
     assert!(has_status(&session, 200), "{session}");
-    let key = session.split("\"key\":\"").nth(1).unwrap().split('"').next().unwrap();
+    let key = key_in(&session);
     assert!(has_status(&running.redeem(running.token.as_str(), "").await, 403), "it works once");
     let header = format!("X-Blobd-Key: {key}\r\n");
     let answer = running.get("/api/df", &header).await;
@@ -131,7 +156,7 @@ async fn requests_that_are_too_long_or_of_another_method_are_refused() {
 
 #[tokio::test]
 async fn clients_that_send_nothing_are_disconnected_and_others_are_served_then() {
-    let running = start_with(Duration::from_millis(50)).await;
+    let running = start_with(Mode::Act, Duration::from_millis(50)).await;
     let mut silent = Vec::new();
     for _ in 0..MAX_CONNECTIONS {
         silent.push(TcpStream::connect(running.address).await.unwrap());
@@ -148,4 +173,60 @@ async fn clients_that_send_nothing_are_disconnected_and_others_are_served_then()
         let _ = stream.read_to_end(&mut rest).await;
         assert!(!has_status(&String::from_utf8_lossy(&rest), 200));
     }
+}
+
+#[tokio::test]
+async fn actions_of_other_sites_are_refused_even_with_the_key() {
+    let running = start().await;
+    let own = running.begin().await;
+    // No daemon runs, and the page gets the error that says so: it was not refused.
+    let relayed = running.act("pin", PIN, &own).await;
+    assert!(has_status(&relayed, 200) && relayed.contains("\"error\""), "{relayed}");
+    let host = running.address;
+    let origin = format!("Origin: http://{host}\r\n");
+    for (what, other) in [
+        ("another origin", own.replace(&origin, "Origin: http://evil.example\r\n")),
+        ("another port", own.replace(&origin, "Origin: http://127.0.0.1:1\r\n")),
+        ("a sandboxed frame", own.replace(&origin, "Origin: null\r\n")),
+        ("no origin", own.replace(&origin, "")),
+        ("another site", own.replace("same-origin", "cross-site")),
+        ("another port of the site", own.replace("same-origin", "same-site")),
+        ("a form", own.replace(JSON, "Content-Type: application/x-www-form-urlencoded\r\n")),
+        ("a form of texts", own.replace(JSON, "Content-Type: text/plain\r\n")),
+        ("no key", own.replace("X-Blobd-Key", "X-Other")),
+        ("a cookie in place of the key", own.replace("X-Blobd-Key: ", "Cookie: key=")),
+    ] {
+        let refused = running.act("pin", PIN, &other).await;
+        assert!(other != own && has_status(&refused, 403), "{what}: {refused}");
+    }
+    let rebound = format!("POST /api/pin HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n{own}\r\n");
+    assert!(has_status(&running.send(&rebound).await, 403), "another name of this address");
+}
+
+#[tokio::test]
+async fn actions_are_neither_questions_nor_more_than_the_page_needs() {
+    let running = start().await;
+    let own = running.begin().await;
+    for action in ["pin", "remove", "undelete"] {
+        assert!(has_status(&running.get(&format!("/api/{action}"), &own).await, 404), "GET {action}");
+    }
+    for action in ["reindex", "edit", "push", "open", "import", "rename", "v1/pin", "../v1/pin"] {
+        assert!(has_status(&running.act(action, "{}", &own).await, 404), "{action}");
+    }
+    let for_good = running.act("remove", r#"{"references":["m"]}"#, &own).await;
+    assert!(has_status(&for_good, 403) && for_good.contains("removes nothing at once"), "{for_good}");
+    let long = running.act("pin", &"x".repeat(MAX_BODY_BYTES + 1), &own).await;
+    assert!(has_status(&long, 400), "{long}");
+}
+
+#[tokio::test]
+async fn page_that_only_shows_refuses_every_action() {
+    let running = start_with(Mode::ReadOnly, HEAD_TIMEOUT).await;
+    assert!(running.get("/", "").await.contains("data-mode=\"read-only\""));
+    let own = running.begin().await;
+    for route in Route::ALL.iter().filter(|route| route.is_action_of_page()) {
+        let refused = running.act(route.path().trim_start_matches("/v1/"), PIN, &own).await;
+        assert!(has_status(&refused, 403) && refused.contains("--read-only"), "{route}: {refused}");
+    }
+    assert!(has_status(&running.get("/api/df", &own).await, 200), "it shows");
 }

@@ -1,0 +1,92 @@
+// What can be done with models and with the store: what each action will do, how it is sent, and how it is taken back.
+
+import { act, ask, text } from "./connection.js";
+import { bytes, day, names, plural } from "./format.js";
+import { whyNot, whyNotName } from "./rights.js";
+
+/** For how long the trash keeps a model that is removed here. */
+const KEEP_DAYS = 7;
+
+const NO_WAY_BACK = "This cannot be taken back.";
+
+/** The answer to an action, or an exception for an error of the daemon. */
+export async function sent(action, parameters) {
+  return checked(await act(action, parameters));
+}
+
+export function checked(answer) {
+  if (answer.error) throw new Error(text(answer.error));
+  return answer;
+}
+
+export function pin(model, pinned = !model.pinned) {
+  const what = pinned ? "Pin" : "Unpin";
+  return {
+    title: `${what} ${model.name}`, confirm: what, reason: whyNotName(model),
+    preview: () => pinned
+      ? { effects: ["The model will be neither removed nor evicted, and no pull will replace it."], way: "Unpinning takes it back." }
+      : { effects: ["The model may be removed, replaced by a pull, and evicted if the configuration says so."], way: "Pinning takes it back." },
+    run: async () => {
+      const { name } = await sent("pin", { reference: model.name, pinned });
+      return { done: pinned ? `${name} is pinned.` : `${name} is not pinned any more.`, back: pin(model, !pinned) };
+    },
+  };
+}
+
+/** `programs` are those that have the model open. */
+export function moveToTrash(model, programs) {
+  const request = { references: [model.name], keep_seconds: KEEP_DAYS * 86_400 };
+  return {
+    title: `Move ${model.name} to the trash`, confirm: "Move to the trash", reason: whyNotName(model),
+    preview: async () => {
+      // Fails if the model may not be removed.
+      await sent("remove", { ...request, dry_run: true });
+      const after = model.unique_bytes === undefined ? "" : `: then a collection frees ${bytes(model.unique_bytes)}`;
+      const shared = model.shared_bytes > 0 ? `, and ${bytes(model.shared_bytes)} stay for the models that share them` : "";
+      const effects = [`The trash keeps the model for ${KEEP_DAYS} days${after}${shared}.`, "Nothing is freed before that."];
+      if (programs.length > 0) effects.push(`It is open in ${names(programs, 3)}, which can go on using it.`);
+      return { effects, way: `For ${KEEP_DAYS} days it can be restored: under Trash on this page.` };
+    },
+    run: async () => {
+      const { trashed_until: until } = await sent("remove", request);
+      return { done: `${model.name} is in the trash until ${day(until)}.`, back: restore({ ...model, expires: until }, []) };
+    },
+  };
+}
+
+/** `models` are those that are stored now: one may have the name. */
+export function restore(trashed, models) {
+  const isTaken = (name) => models.some((model) => model.name === name);
+  const free = isTaken(trashed.name) ? `${trashed.name}-restored` : trashed.name;
+  return {
+    title: `Restore ${trashed.name}`, confirm: "Restore", reason: whyNotName(trashed), check: "Check the name",
+    fields: [{ id: "name", label: "Name", value: free }],
+    preview: ({ name }) => {
+      if (isTaken(name)) throw new Error(`${name}: another model has this name: choose another one.`);
+      const taken = isTaken(trashed.name) ? [`Another model is called ${trashed.name} now; it stays as it is.`] : [];
+      return { effects: [`The model of ${bytes(trashed.size)} is a model of the store again, called ${name}.`, ...taken], way: "Moving it to the trash takes it back." };
+    },
+    run: async ({ name = trashed.name }) => {
+      const reference = `${trashed.name}@${trashed.digest}`;
+      const restored = await sent("undelete", name === trashed.name ? { reference } : { reference, name });
+      return { done: `${restored.name} is restored.` };
+    },
+  };
+}
+
+export function collect() {
+  return {
+    title: "Collect what no model needs", confirm: "Delete", reason: whyNot("admin"),
+    preview: async () => {
+      const plan = checked(await ask("gc"));
+      if (plan.deleted.length === 0 && plan.freed_bytes === 0) throw new Error("There is nothing to delete.");
+      const files = plan.deleted.length + (plan.unlisted?.files ?? 0);
+      const effects = [`${plural(files, "file")} will be deleted, which frees ${bytes(plan.freed_bytes)}. The table under “What would be freed” lists them.`];
+      const expired = plan.deleted.filter((item) => item.reason === "expired_trash").length;
+      if (expired > 0) effects.push(`${plural(expired, "of them is", "of them are")} of models whose time in the trash is over.`);
+      if (plan.lower_stores?.length > 0) effects.push("Lower stores are not collected.");
+      return { effects: [...effects, "No model is affected."], way: NO_WAY_BACK, confirm: `Delete ${bytes(plan.freed_bytes)}` };
+    },
+    run: async () => ({ done: `${bytes((await sent("gc", {})).freed_bytes)} were freed.` }),
+  };
+}
