@@ -47,6 +47,15 @@ deb:
     packaging/build
     packaging/build-deb
 
+# Build static binaries for x86-64 and ARM64, and try that of this machine; needs musl-tools and cross compilers
+static:
+    packaging/build-static
+    packaging/check-static target/$(uname -m)-unknown-linux-musl/release/blobd
+
+# Build everything that a release has, in target/release-VERSION: static binaries, Debian packages, sources, checksums
+release:
+    packaging/release
+
 # Install, use, restart, upgrade and purge the Debian package under a real systemd; skipped without root
 systemd:
     packaging/build

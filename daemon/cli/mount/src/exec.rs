@@ -54,7 +54,7 @@ pub struct Params {
     command: Vec<OsString>,
 }
 
-/// The library to preload, compiled by `build.rs`; empty on systems other than GNU.
+/// The library to preload, compiled by `build.rs`; empty where there was no glibc to compile it for.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libblobd_preload.so"));
 /// Path of another library to preload instead.
 const LIBRARY_VARIABLE: &str = "BLOBD_PRELOAD";
@@ -101,7 +101,11 @@ fn preloaded(folder: &Path) -> Result<OsString, ErrorBody> {
     let library = match env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
         Some(path) => PathBuf::from(path),
         None if LIBRARY.is_empty() => {
-            return Err(usage("exec: not available: this blobd was built for a system other than GNU/Linux"));
+            let message = "exec: not available: expected a blobd with the library that programs load, found one that was built \
+                           without it, since it needs glibc";
+            return Err(usage(message).with_hint(
+                "set BLOBD_PRELOAD to the library of a package of the same version, or use `blobd mount`",
+            ));
         }
         None => write_library(folder).map_err(|error| failed("the library", &error))?,
     };
