@@ -97,7 +97,7 @@ pub(crate) fn default_namespace(host: &str) -> &'static str {
 }
 
 /// Whether the first of two parts of a name is a host, as programs for containers decide too: it has a dot or a port.
-pub(crate) fn is_evident(text: &str) -> bool {
+pub fn is_evident(text: &str) -> bool {
     let has_port = text.rsplit_once(':').is_some_and(|(_, port)| {
         !port.is_empty() && port.len() <= MAX_PORT_DIGITS && port.bytes().all(|digit| digit.is_ascii_digit())
     });

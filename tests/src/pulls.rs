@@ -121,6 +121,7 @@ impl PullSource {
         let params = PullParams { name: Some(name.clone()), force: true, ..PullParams::of_source(source) };
         let pull = ops::Pull {
             watch: None,
+            arriving: None,
             gauge: None,
             store,
             registry: &self.client,

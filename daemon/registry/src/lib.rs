@@ -86,6 +86,8 @@ mod web_file;
 
 use std::sync::Arc;
 
+use hyper::header::HeaderValue;
+
 pub use self::address_scope::AddressScope;
 pub use self::connect_failure::ConnectFailure;
 use self::credentials::CredentialPolicy;
@@ -160,12 +162,25 @@ impl RegistryClient {
     /// A copy of this client with new connections, so that a connection that delivered wrong bytes, for example through
     /// a damaged proxy, is not used again.
     pub fn with_fresh_connections(&self) -> Self {
-        let Shared { mirrors, peers, transport, tokens, referrers, credentials, retry, limits } =
+        self.with_transport(self.shared.transport.without_connections())
+    }
+
+    /// A copy of this client for requests that are sent because another server was asked, with connections of its own. `via`
+    /// names the servers in between, as the header of that name does. A value that is not allowed in a header is left out.
+    pub fn relaying(&self, via: &str) -> Self {
+        match HeaderValue::from_str(via) {
+            Ok(via) => self.with_transport(self.shared.transport.relaying(via)),
+            Err(_invalid) => self.clone(),
+        }
+    }
+
+    fn with_transport(&self, transport: Transport) -> Self {
+        let Shared { mirrors, peers, transport: _, tokens, referrers, credentials, retry, limits } =
             &*self.shared;
         let shared = Shared {
             mirrors: Arc::clone(mirrors),
             peers: Arc::clone(peers),
-            transport: transport.without_connections(),
+            transport,
             tokens: Arc::clone(tokens),
             referrers: Arc::clone(referrers),
             credentials: Arc::clone(credentials),

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue, PROXY_AUTHORIZATION, USER_AGENT};
+use hyper::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue, PROXY_AUTHORIZATION, USER_AGENT, VIA};
 use hyper::{Method, Response, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -42,6 +42,8 @@ pub(super) struct Transport {
     authorities: RootCertStore,
     proxies: Arc<Proxies>,
     limits: Limits,
+    /// The servers that have passed on the request that these are sent for.
+    via: Option<HeaderValue>,
 }
 
 type Clients = [(AddressScope, HttpClient); 4];
@@ -81,6 +83,7 @@ impl Transport {
             authorities: read_authorities(ca_files)?,
             proxies: Arc::new(proxies),
             limits: *limits,
+            via: None,
         })
     }
 
@@ -92,7 +95,13 @@ impl Transport {
             authorities: self.authorities.clone(),
             proxies: Arc::clone(&self.proxies),
             limits: self.limits,
+            via: self.via.clone(),
         }
+    }
+
+    /// A copy without open connections, whose requests name these servers as having passed them on.
+    pub(super) fn relaying(&self, via: HeaderValue) -> Self {
+        Self { via: Some(via), ..self.without_connections() }
     }
 
     /// Sends one request to a host whose scope is at most `reach`. Returns the response, whose body is still
@@ -128,6 +137,7 @@ impl Transport {
         }
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        headers.extend(self.via.clone().map(|via| (VIA, via)));
         let mut sent = hyper::Request::new(body);
         (*sent.method_mut(), *sent.uri_mut(), *sent.headers_mut()) = (method, uri.clone(), headers);
         match self.client(reach).await.request(sent).await {

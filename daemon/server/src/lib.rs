@@ -30,6 +30,7 @@
 mod access;
 mod admission;
 mod api;
+mod arriving;
 mod audit;
 pub mod client_file;
 mod config;

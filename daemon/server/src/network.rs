@@ -11,7 +11,9 @@ mod answer;
 mod body;
 mod hub;
 mod oci;
+mod pull_through;
 mod range;
+mod source;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,7 +25,7 @@ use blobd_client::listener::{HttpListener, ListenerLimits};
 use blobd_client::loopback::check_origin_of;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, AUTHORIZATION, HeaderValue, SERVER};
+use hyper::header::{ALLOW, AUTHORIZATION, HeaderValue, RANGE, SERVER};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use percent_encoding::percent_decode_str;
@@ -32,6 +34,7 @@ use tokio::runtime::{Builder, Runtime};
 use self::access_log::AccessRecord;
 use self::answer::{Answer, AnswerContent, Answered};
 use self::body::{AnswerBody, Content, FileContent};
+use self::pull_through::PullThrough;
 use crate::config::Config;
 use crate::long_work::NICENESS;
 use crate::monitoring::cannot_listen;
@@ -63,6 +66,7 @@ struct Server {
     daemon: Arc<Daemon>,
     /// Whether only this machine can connect.
     is_local: bool,
+    through: Arc<PullThrough>,
 }
 
 impl Network {
@@ -95,7 +99,8 @@ impl Network {
             .map_err(|panic| internal(panic.into()))?
             .map_err(|error| cannot_listen("serve.listen", address, &error))?;
         let address = listener.address().map_err(internal)?;
-        let server = Server { daemon: Arc::clone(daemon), is_local: address.ip().is_loopback() };
+        let (is_local, through) = (address.ip().is_loopback(), Arc::new(PullThrough::new(daemon)));
+        let server = Server { daemon: Arc::clone(daemon), is_local, through };
         server.announce(address);
         runtime.spawn(async move { server.serve(&listener).await });
         Ok(Self(Some(runtime)))
@@ -167,18 +172,25 @@ impl Server {
         let Ok(path) = percent_decode_str(request.uri.path()).decode_utf8() else {
             return oci::refusal(StatusCode::BAD_REQUEST, "NAME_INVALID", "the path is not UTF-8");
         };
-        let (path, parts) = (path.into_owned(), request.clone());
-        let turn = self.daemon.work.served_reads.acquire(record.client_number()).await.into();
-        let answered: Answered =
-            match self.daemon.blocking(turn, move |daemon| Ok(route(daemon, &view, &parts, &path))).await {
-                Ok(answered) => answered,
-                Err(error) => Err(error),
-            };
+        let client = record.client_number();
+        let stored = self.stored(view.clone(), request, &path, client).await;
+        let answered = self.through.complete(self, &view, (request, &path, client), stored).await;
         answered.unwrap_or_else(|error| {
             record.note_failure(&error);
             let message = "the model cannot be read; the log of the server says why";
             oci::refusal(StatusCode::INTERNAL_SERVER_ERROR, "UNKNOWN", message)
         })
+    }
+
+    /// The answer from what is stored. `path` is decoded.
+    async fn stored(&self, view: View, request: &Parts, path: &str, client: u32) -> Answered {
+        let (path, mut parts) = (path.to_owned(), request.clone());
+        if self.through.is_doubted(&path) {
+            parts.headers.remove(RANGE);
+        }
+        let turn = self.daemon.work.served_reads.acquire(client).await.into();
+        let answered = self.daemon.blocking(turn, move |daemon| Ok(route(daemon, &view, &parts, &path)));
+        answered.await.unwrap_or_else(Err)
     }
 
     fn response(&self, answer: Answer, mut record: AccessRecord) -> Response<AnswerBody> {

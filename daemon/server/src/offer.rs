@@ -30,6 +30,10 @@ pub(crate) struct Offer {
     pub(crate) hub: bool,
     /// The certificate; without one, connections have no TLS.
     pub(crate) tls: Option<Tls>,
+    /// The hosts from which models are pulled that are requested and not stored.
+    pub(crate) upstream: Vec<String>,
+    /// The user in whose name they are pulled; `None` for the daemon's own.
+    pub(crate) puller: Option<Principal>,
 }
 
 /// The user whose rights other machines have.

@@ -58,7 +58,7 @@ pub(crate) use policy::TermsCache;
 pub use pull::{FetchLimit, Pull, pull};
 pub(crate) use pull::{inspect, plan_pull, pulled_name, pulls, resolve};
 pub(crate) use push::{Push, push};
-pub(crate) use served::{Found, HubFile, ServedFile, Snapshot, View, Wanted};
+pub(crate) use served::{Found, HubFile, ServedFile, Snapshot, View, Wanted, arrived_file};
 pub(crate) use signatures::{sign, signatures};
 pub use space::{EvictionReport, Evictor, LastOpened, evict_excess, eviction_plan, gc, remove, usage};
 pub(crate) use space::{
@@ -68,6 +68,7 @@ pub(crate) use space::{
 pub(crate) use verify::recipe_fault;
 pub use verify::verify;
 
+pub use crate::arriving::Arriving;
 pub use crate::memory_gauge::MemoryGauge;
 pub use crate::requester::Requester;
 pub use crate::running_pulls::PullWatch;

@@ -49,6 +49,14 @@ impl Principal {
         Self { pid: 0, uid: NOBODY, groups, namespaces: Namespaces::Other }
     }
 
+    /// The daemon itself.
+    pub(crate) fn of_daemon() -> Self {
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        let (uid, primary) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let groups = Groups { primary, supplementary: Some(Arc::default()) };
+        Self { pid, uid, groups, namespaces: Namespaces::Other }
+    }
+
     /// Reads the credentials of the peer from the kernel.
     pub(crate) fn from_stream(stream: &tokio::net::UnixStream) -> io::Result<Self> {
         let credentials = stream.peer_cred()?;

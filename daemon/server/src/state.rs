@@ -387,8 +387,20 @@ impl Daemon {
         events: &'p Sender<PullProgress>,
     ) -> Pull<'p> {
         let Self { store, transfers, work: WorkLimits { fetches, .. }, .. } = self;
-        let (watch, gauge) = (None, None);
-        Pull { store, registry, transfers, fetches, handle, requester, policy, params, events, watch, gauge }
+        Pull {
+            store,
+            registry,
+            transfers,
+            fetches,
+            handle,
+            requester,
+            policy,
+            params,
+            events,
+            watch: None,
+            arriving: None,
+            gauge: None,
+        }
     }
 
     /// Runs blocking work when it is the user's turn. Few run at a time; the others wait without a thread, and dropping

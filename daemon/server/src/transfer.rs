@@ -61,7 +61,8 @@ pub(crate) use policy::TransferPolicy;
 pub(crate) use rate_limit::RateLimit;
 use second_attempt::FirstCopy;
 pub(crate) use second_attempt::SmallFile;
-use shared_assembler::SharedAssembler;
+pub(crate) use shared_assembler::Attempt;
+use shared_assembler::{Arrived, SharedAssembler};
 pub(crate) use silence::Silence;
 use single_flight::SingleFlight;
 pub(crate) use single_flight::TransferGuard;
@@ -171,6 +172,28 @@ impl Transfers {
 
     pub(crate) fn is_running(&self, file: Digest) -> bool {
         self.single_flight.is_running(file)
+    }
+
+    /// The attempt in which a file arrives.
+    pub(crate) fn attempt(&self, file: Digest) -> Option<Arc<Attempt>> {
+        self.single_flight.assembler(file)?.attempt()
+    }
+
+    /// How many bytes have arrived from an offset of a file that is being transferred.
+    pub(crate) fn arrived_bytes(&self, file: Digest, offset: u64) -> u64 {
+        let assembler = self.single_flight.assembler(file);
+        assembler.map_or(0, |shared| shared.assembler().end_of_run(offset).saturating_sub(offset))
+    }
+
+    /// Bytes that have arrived from an offset of a file that is being transferred, at most so many, and the attempt that they
+    /// belong to. Not verified before the attempt is.
+    pub(crate) fn arrived(
+        &self,
+        file: Digest,
+        offset: u64,
+        most: u64,
+    ) -> Result<Option<Arrived>, StoreError> {
+        self.single_flight.assembler(file).map_or(Ok(None), |assembler| assembler.arrived(offset, most))
     }
 
     /// The status to show if no `what` has come from a host for a while.
@@ -358,6 +381,7 @@ impl Transfers {
             assembler,
             obtained_head::senders(&parts, sender.filter(|_| !has_reused_head).as_ref()),
         );
+        guard.show(&shared);
         drop(parts);
         job.release_headers();
         let refetched = Vec::new();

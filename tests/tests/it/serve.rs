@@ -3,6 +3,7 @@
 mod clients;
 mod hub;
 mod peers;
+mod pull_through;
 mod registry;
 mod tls;
 mod visibility;

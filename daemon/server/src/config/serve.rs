@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_store_format::host::canonical;
 use blobd_store_format::name_pattern::NamePattern;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
@@ -28,6 +29,8 @@ pub(crate) struct ServeConfig {
     hosts: Vec<OwnHost>,
     models: Vec<NamePattern>,
     user: Option<Named>,
+    upstream: Vec<UpstreamHost>,
+    upstream_user: Option<Named>,
     #[serde(deserialize_with = "values::optional::<values::AbsolutePath, _>")]
     tokens: Option<PathBuf>,
     #[serde(deserialize_with = "values::optional::<values::AbsolutePath, _>")]
@@ -46,6 +49,8 @@ impl Default for ServeConfig {
             hosts: Vec::new(),
             models: "*".parse().into_iter().collect(),
             user: None,
+            upstream: Vec::new(),
+            upstream_user: None,
             tokens: None,
             certificate: None,
             key: None,
@@ -82,6 +87,21 @@ impl Value for OwnHost {
     }
 }
 
+/// A registry from which models are pulled when they are requested.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+struct UpstreamHost(#[serde(deserialize_with = "values::required::<UpstreamHost, _>")] String);
+
+impl Value for UpstreamHost {
+    type Output = String;
+
+    const EXPECTED: &'static str = "a host, such as \"registry.ollama.ai\" or \"registry.example.org:5000\"";
+
+    fn from_text(text: &str) -> Option<String> {
+        is_host(text).then(|| text.to_owned())
+    }
+}
+
 impl ServeConfig {
     pub(super) fn check(&self, names: impl Fn() -> Names) -> Result<(), Refusal> {
         // Each connection takes up to two chunks of memory.
@@ -100,23 +120,31 @@ impl ServeConfig {
             }
             _ => {}
         }
-        let Some(Named { member, start }) = &self.user else { return Ok(()) };
-        if !matches!(member, Member::User(_)) {
-            let what = format!("expected the name or the number of a user, found {:?}", member.to_string());
-            return Err(Refusal { start: Some(*start), ..Refusal::new("serve.user", what) });
+        let users = [("serve.user", &self.user), ("serve.upstream_user", &self.upstream_user)];
+        for (key, user) in users {
+            let Some(Named { member, start }) = user else { continue };
+            if !matches!(member, Member::User(_)) {
+                let what =
+                    format!("expected the name or the number of a user, found {:?}", member.to_string());
+                return Err(Refusal { start: Some(*start), ..Refusal::new(key, what) });
+            }
+            check_names([(key, &user.iter().cloned().collect())].into_iter(), &names)?;
         }
-        check_names([("serve.user", &self.user.iter().cloned().collect())].into_iter(), names)
+        Ok(())
     }
 
-    pub(super) fn values(&self) -> [(&'static str, Json); 10] {
+    pub(super) fn values(&self) -> [(&'static str, Json); 12] {
         let path =
             |path: &Option<PathBuf>| path.as_ref().map_or(Json::Null, |path| json!(path.to_string_lossy()));
+        let user = |user: &Option<Named>| user.as_ref().map_or(Json::Null, |user| value(&user.member));
         [
             ("serve.listen", self.listen.map_or(Json::Null, |address| json!(address.to_string()))),
             ("serve.hub", json!(self.hub)),
             ("serve.hosts", self.hosts.iter().map(|host| json!(host.0)).collect()),
             ("serve.models", json!(self.models)),
-            ("serve.user", self.user.as_ref().map_or(Json::Null, |user| value(&user.member))),
+            ("serve.user", user(&self.user)),
+            ("serve.upstream", self.upstream.iter().map(|host| json!(host.0)).collect()),
+            ("serve.upstream_user", user(&self.upstream_user)),
             ("serve.tokens", path(&self.tokens)),
             ("serve.certificate", path(&self.certificate)),
             ("serve.key", path(&self.key)),
@@ -143,7 +171,9 @@ impl ServeConfig {
         };
         Ok(Offer {
             models: self.models.clone(),
-            reader: self.reader(),
+            reader: user(&self.user).map_or(Reader::EveryUser, Reader::User),
+            upstream: self.upstream.iter().map(|host| canonical(&host.0).to_owned()).collect(),
+            puller: user(&self.upstream_user),
             hub: self.hub,
             hosts: self.hosts.iter().map(|host| host.0.clone()).collect(),
             tokens: self.tokens.as_ref().map(read).transpose()?,
@@ -165,18 +195,18 @@ impl ServeConfig {
         let read = Tls::read_key(key).map_err(wrong("serve.key", key))?;
         Tls::new(certificates, read).map(Some).map_err(wrong("serve.key", key))
     }
+}
 
-    fn reader(&self) -> Reader {
-        let Some(Named { member: Member::User(user), .. }) = &self.user else { return Reader::EveryUser };
-        let names = Names::system();
-        let uid = match user {
-            NameOrNumber::Number(uid) => Some(*uid),
-            NameOrNumber::Name(name) => names.uid_of(name).ok(),
-        };
-        // A name that is not known any more means nobody, as in the lists of users.
-        let Some(uid) = uid else { return Reader::User(Principal::unknown()) };
-        Reader::User(Principal { uid, ..Principal::unknown() }.with_groups_of(&names))
-    }
+fn user(named: &Option<Named>) -> Option<Principal> {
+    let Some(Named { member: Member::User(user), .. }) = named else { return None };
+    let names = Names::system();
+    let uid = match user {
+        NameOrNumber::Number(uid) => Some(*uid),
+        NameOrNumber::Name(name) => names.uid_of(name).ok(),
+    };
+    // A name that is not known any more means nobody, as in the lists of users.
+    let Some(uid) = uid else { return Some(Principal::unknown()) };
+    Some(Principal { uid, ..Principal::unknown() }.with_groups_of(&names))
 }
 
 #[cfg(test)]
@@ -212,6 +242,8 @@ mod tests {
             ("hosts = [\"a.example:5000\"]", "serve.hosts: expected a name without a port"),
             ("user = \"@staff\"", "serve.user: expected the name or the number of a user"),
             ("user = \"no-such-user\"", "serve.user: no such user"),
+            ("upstream = [\"https://registry.ollama.ai\"]", "serve.upstream: expected a host"),
+            ("upstream_user = \"@staff\"", "serve.upstream_user: expected the name or the number of a user"),
             ("max_connections = 0", "serve.max_connections: expected 1 to 4096, found 0"),
             ("tokens = \"here\"", "serve.tokens: expected an absolute path"),
         ] {

@@ -11,7 +11,8 @@ use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
 
 use super::range::{Selected, has_version, selected};
-use crate::ops::{OpError, ServedFile};
+use super::source::Source;
+use crate::ops::OpError;
 
 pub(super) struct Answer {
     pub(super) status: StatusCode,
@@ -22,7 +23,7 @@ pub(super) struct Answer {
 pub(super) enum AnswerContent {
     Nothing,
     Document(Bytes),
-    Part(ServedFile, Range<u64>),
+    Part(Source, Range<u64>),
 }
 
 pub(super) type Answered = Result<Answer, OpError>;
@@ -56,7 +57,8 @@ impl Answer {
     }
 
     /// The part of a file that the request selects.
-    pub(super) fn file(request: &Parts, file: ServedFile, media_type: &str, etag: &str) -> Self {
+    pub(super) fn file(request: &Parts, file: impl Into<Source>, media_type: &str, etag: &str) -> Self {
+        let file = file.into();
         let length = file.size();
         let answer =
             Self { status: StatusCode::OK, headers: HeaderMap::new(), content: AnswerContent::Nothing }

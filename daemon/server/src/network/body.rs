@@ -9,7 +9,8 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::access_log::AccessRecord;
-use crate::ops::{OpError, ServedFile};
+use super::source::Source;
+use crate::ops::OpError;
 use crate::state::Daemon;
 
 /// The bytes that are read at once. A connection holds at most two chunks: one that its client has not taken yet, and one
@@ -30,51 +31,54 @@ pub(super) enum Content {
 /// A part of a file.
 pub(super) struct FileContent {
     daemon: Arc<Daemon>,
-    file: Arc<ServedFile>,
+    /// Absent while it is read.
+    source: Option<Source>,
     left: Range<u64>,
     /// Reads of one client take turns with those of others.
     client: u32,
     reading: Option<Reading>,
 }
 
-type Reading = Pin<Box<dyn Future<Output = Result<Bytes, OpError>> + Send>>;
+type Reading = Pin<Box<dyn Future<Output = (Result<Bytes, OpError>, Source)> + Send>>;
 
 impl FileContent {
-    pub(super) fn new(daemon: &Arc<Daemon>, file: ServedFile, part: Range<u64>, client: u32) -> Self {
-        Self { daemon: Arc::clone(daemon), file: Arc::new(file), left: part, client, reading: None }
+    pub(super) fn new(daemon: &Arc<Daemon>, source: Source, part: Range<u64>, client: u32) -> Self {
+        Self { daemon: Arc::clone(daemon), source: Some(source), left: part, client, reading: None }
     }
 
     const fn length(&self) -> u64 {
         self.left.end.saturating_sub(self.left.start)
     }
 
-    fn read_next(&mut self) -> Reading {
+    fn read_next(&mut self) -> Option<Reading> {
         let start = self.left.start;
         let end = start.saturating_add(CHUNK_BYTES).min(self.left.end);
-        let (daemon, file, client) = (Arc::clone(&self.daemon), Arc::clone(&self.file), self.client);
-        Box::pin(async move {
-            let turn = daemon.work.served_reads.acquire(client).await.into();
-            let read = move |daemon: &Daemon| file.read(&daemon.store, start..end);
-            daemon.blocking(turn, read).await.map(Bytes::from)
-        })
+        let (daemon, client, mut source) = (Arc::clone(&self.daemon), self.client, self.source.take()?);
+        Some(Box::pin(async move {
+            let bytes = source.read(&daemon, client, start..end).await;
+            (bytes, source)
+        }))
     }
 
     fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, OpError>>> {
         if self.left.is_empty() {
             return Poll::Ready(None);
         }
-        let mut reading = self.reading.take().unwrap_or_else(|| self.read_next());
+        let Some(mut reading) = self.reading.take().or_else(|| self.read_next()) else {
+            return Poll::Ready(None);
+        };
         match reading.as_mut().poll(context) {
             Poll::Pending => {
                 self.reading = Some(reading);
                 Poll::Pending
             }
-            Poll::Ready(Ok(bytes)) => {
+            Poll::Ready((Ok(bytes), source)) => {
+                self.source = Some(source);
                 self.left.start = self.left.start.saturating_add(bytes.len() as u64);
                 Poll::Ready(Some(Ok(bytes)))
             }
             // It ends the connection, so that no client takes what it has got for the whole.
-            Poll::Ready(Err(error)) => Poll::Ready(Some(Err(error))),
+            Poll::Ready((Err(error), _)) => Poll::Ready(Some(Err(error))),
         }
     }
 }

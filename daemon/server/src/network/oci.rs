@@ -5,6 +5,7 @@ use std::str::FromStr as _;
 
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::served_name;
 use hyper::header::{HeaderName, LINK, LOCATION, WWW_AUTHENTICATE};
@@ -13,6 +14,7 @@ use hyper::{Method, StatusCode};
 use serde_json::json;
 
 use super::answer::{Answer, Answered, parameter};
+use super::source::Source;
 use crate::ops::{Found, OpError, View, Wanted};
 use crate::state::Daemon;
 
@@ -48,6 +50,39 @@ pub(super) fn answer(daemon: &Daemon, view: &View, request: &Parts, path: &str) 
         Resource::Referrers(digest) => asked.referrers(digest),
     };
     Ok(answer?.with(API_VERSION, "registry/2.0"))
+}
+
+/// What a path asks for that a registry may have if it is not stored.
+pub(super) enum Part<'p> {
+    Manifest(&'p str),
+    Blob(Digest),
+}
+
+/// The name of the repository, and what of it is asked for. `path` is decoded.
+pub(super) fn part(path: &str) -> Option<(&str, Part<'_>)> {
+    let (name, resource) = resource(path)?;
+    match resource {
+        Resource::Manifest(wanted) => Some((name, Part::Manifest(wanted))),
+        Resource::Blob(wanted) => Some((name, Part::Blob(wanted.parse().ok()?))),
+        _ => None,
+    }
+}
+
+/// A manifest, with its bytes as its registry has sent them.
+pub(super) fn manifest(request: &Parts, manifest: &Manifest, is_by_digest: bool) -> Answer {
+    let media_type = manifest.media_type().unwrap_or_else(|| MediaType::new(MediaType::OCI_MANIFEST));
+    let digest = manifest.digest().to_string();
+    let answer = Answer::new(StatusCode::OK, media_type.as_str(), manifest.raw().to_vec());
+    let answer = answer.with(CONTENT_DIGEST, &digest).with(API_VERSION, "registry/2.0").cached(is_by_digest);
+    answer.versioned(request, &format!("\"{digest}\""))
+}
+
+/// A file of a repository.
+pub(super) fn blob(request: &Parts, digest: Digest, file: impl Into<Source>) -> Answer {
+    let digest = digest.to_string();
+    let answer = Answer::file(request, file, "application/octet-stream", &format!("\"{digest}\""));
+    let answer = answer.with(CONTENT_DIGEST, &digest).with(API_VERSION, "registry/2.0");
+    answer.with(LOCATION, request.uri.path()).cached(true)
 }
 
 fn resource(path: &str) -> Option<(&str, Resource<'_>)> {
@@ -131,11 +166,7 @@ impl Asked<'_> {
             let own = rustix::process::geteuid().as_raw();
             store.content().index().note_use(manifest.digest(), own);
         }
-        let media_type = manifest.media_type().unwrap_or_else(|| MediaType::new(MediaType::OCI_MANIFEST));
-        let digest = manifest.digest().to_string();
-        let answer = Answer::new(StatusCode::OK, media_type.as_str(), manifest.raw().to_vec());
-        let answer = answer.with(CONTENT_DIGEST, &digest).cached(by_digest.is_some());
-        Ok(answer.versioned(self.request, &format!("\"{digest}\"")))
+        Ok(self::manifest(self.request, &manifest, by_digest.is_some()))
     }
 
     fn blob(&self, wanted: &str) -> Answered {
@@ -153,10 +184,7 @@ impl Asked<'_> {
             Found::Withheld(reason) => return Ok(unknown(&reason)),
             Found::Missing => return Ok(unknown(&format!("no blob {digest} of {:?}", self.name))),
         };
-        let digest = file.digest().to_string();
-        let answer = Answer::file(self.request, file, "application/octet-stream", &format!("\"{digest}\""));
-        let path = self.request.uri.path();
-        Ok(answer.with(CONTENT_DIGEST, &digest).with(LOCATION, path).cached(true))
+        Ok(self::blob(self.request, digest, file))
     }
 
     fn referrers(&self, wanted: &str) -> Answered {

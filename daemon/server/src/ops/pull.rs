@@ -74,6 +74,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     }
     refuse_without_layers(pull, &remote)?;
     check_pull(pull, &reusable, reference, &remote)?;
+    pull.arriving.inspect(|arriving| arriving.set_remote(&remote));
     let change = name_change(pull, reference).reporting_to(events);
     change.check(&target, |present| may_be(present, &remote))?;
     let ingest = change.begin(change.lease())?;
@@ -262,8 +263,28 @@ impl Incoming<'_> {
             }
         }
         self.reserve_quota(files)?;
-        let files: Result<_, _> = files.iter().map(|file| self.take(file)).collect();
-        Ok(NewModel::new(self.reference.short(), files?))
+        let mut left: BTreeSet<usize> = (0..files.len()).collect();
+        let mut taken = BTreeMap::new();
+        while let Some(number) = self.next(&left, files) {
+            left.remove(&number);
+            let Some(file) = files.get(number) else { continue };
+            let new = self.take(file)?;
+            if let Some(arriving) = self.pull.arriving {
+                // Its readers find it in the store.
+                self.ingest.publish()?;
+                arriving.set_complete(new.descriptor.digest);
+            }
+            taken.insert(number, new);
+        }
+        Ok(NewModel::new(self.reference.short(), taken.into_values().collect()))
+    }
+
+    /// The next file to receive.
+    fn next(&self, left: &BTreeSet<usize>, files: &[RemoteFile]) -> Option<usize> {
+        match self.pull.arriving {
+            Some(arriving) => arriving.next(left, files),
+            None => left.first().copied(),
+        }
     }
 
     fn take(&mut self, file: &RemoteFile) -> Result<NewFile, OpError> {
@@ -288,6 +309,7 @@ impl Incoming<'_> {
         report(0);
         let (Download { file, continues }, guard, _permit) = self.acquire(file, report)?;
         let file = &file;
+        pull.arriving.inspect(|arriving| arriving.set_transfer(file));
         // Another pull may have completed it meanwhile.
         self.look_again(file);
         if let Some(stored) = self.take_present(file)? {

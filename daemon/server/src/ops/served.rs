@@ -14,6 +14,7 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::served_name;
+use blobd_store_format::source::{PullSource, PulledSource};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::snapshot::{HubFile, Snapshot};
@@ -145,6 +146,29 @@ impl View {
         Ok(Found::Missing)
     }
 
+    /// The model at its registry that one of these tags follows under its own name, and the digest of the stored manifest.
+    pub(crate) fn followed(
+        &self,
+        store: &Store,
+        tags: &[Reference],
+        tag: &str,
+    ) -> Result<Option<(Reference, Digest)>, OpError> {
+        let Some(tag) = tags.iter().find(|known| known.tag().eq_ignore_ascii_case(tag)) else {
+            return Ok(None);
+        };
+        let Some(manifest) = present(store.names().manifest(tag))? else { return Ok(None) };
+        let source = store.names().name_origin(tag, manifest.digest()).source;
+        let source = source.and_then(|source| source.parse::<PulledSource>().ok());
+        Ok(match source {
+            Some(PulledSource { source: PullSource::Registry(reference), components })
+                if components.are_default() && reference.same_model(tag) =>
+            {
+                Some((reference, manifest.digest()))
+            }
+            _ => None,
+        })
+    }
+
     /// A file of one of these tags, or a blob that its files consist of, such as a tensor.
     pub(crate) fn file(
         &self,
@@ -191,6 +215,20 @@ impl View {
         let manifest = present(store.names().manifest(name))?;
         manifest.map_or(Ok(false), |manifest| self.policy.may_send(store, name, &manifest))
     }
+}
+
+/// A file of a model whose other files may not have arrived yet; `None` if it is not stored.
+pub(crate) fn arrived_file(store: &Store, file: &Descriptor) -> Result<Option<ServedFile>, OpError> {
+    let _held = store.content().hold_lower_stores();
+    let lease = store.liveness().leases().grant(format!("another machine that reads {}", file.digest));
+    // Before the check, so that it is not collected meanwhile.
+    lease.protect(file.digest);
+    let Some(stored) = store.content().stored_file_now(file)? else { return Ok(None) };
+    lease.protect_all(stored.blob_sizes().into_iter().map(|(digest, _)| digest));
+    if !store.content().has_file(file)? {
+        return Ok(None);
+    }
+    Ok(reason_to_withhold(&stored).is_none().then_some(ServedFile { file: stored, _lease: lease }))
 }
 
 /// `None` for a model that was removed meanwhile.

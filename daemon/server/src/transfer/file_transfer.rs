@@ -181,6 +181,9 @@ impl Transfer<'_> {
     }
 
     pub(super) fn finish(mut self, ingest: &mut Ingest, hashed: Hashed) -> Result<Received, TransferError> {
+        if self.job.file.digest() == Some(hashed.file.digest) {
+            self.shared.set_verified();
+        }
         // Before the blobs are moved.
         let members = self.members()?;
         let Hashed { file, staged } = hashed;

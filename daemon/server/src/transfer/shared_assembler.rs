@@ -1,5 +1,6 @@
 //! An assembler that one thread writes and others read while bytes arrive.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +24,23 @@ pub(super) struct SharedAssembler {
 struct State {
     failure: Option<TransferError>,
     is_over: bool,
+    /// Set while the file is received and hashed.
+    attempt: Option<Arc<Attempt>>,
+}
+
+/// One pass over a file, at whose end its digest is compared. What arrives in it never changes until then, so whoever has read
+/// all bytes in one attempt that is verified has read the file.
+#[derive(Debug, Default)]
+pub(crate) struct Attempt(AtomicBool);
+
+/// Bytes, and the attempt that they belong to.
+pub(crate) type Arrived = (Arc<Attempt>, Vec<u8>);
+
+impl Attempt {
+    /// Whether the file had its digest.
+    pub(crate) fn is_verified(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 impl SharedAssembler {
@@ -54,7 +72,33 @@ impl SharedAssembler {
     }
 
     pub(super) fn begin(&self) {
-        *self.lock() = State::default();
+        *self.lock() = State { attempt: Some(Arc::default()), ..State::default() };
+    }
+
+    /// The file has the digest that it must have.
+    pub(super) fn set_verified(&self) {
+        if let Some(attempt) = &self.lock().attempt {
+            attempt.0.store(true, Ordering::Release);
+        }
+    }
+
+    pub(super) fn attempt(&self) -> Option<Arc<Attempt>> {
+        self.lock().attempt.clone()
+    }
+
+    /// At most so many bytes from an offset; `None` if there are none yet.
+    pub(super) fn arrived(&self, offset: u64, most: u64) -> Result<Option<Arrived>, StoreError> {
+        let Some(attempt) = self.attempt() else { return Ok(None) };
+        let end = self.assembler.end_of_run(offset).min(offset.saturating_add(most));
+        let length = end.saturating_sub(offset);
+        if length == 0 {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
+        self.assembler.read(offset, &mut bytes)?;
+        // What was forgotten meanwhile has been replaced.
+        let is_same = self.attempt().is_some_and(|now| Arc::ptr_eq(&now, &attempt));
+        Ok(is_same.then_some((attempt, bytes)))
     }
 
     pub(super) fn end(&self) {

@@ -1,13 +1,14 @@
 //! Single flight: concurrent requests for one file share one transfer.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use blobd_store_format::digest::Digest;
 use tracing_mutex::stdsync::{Condvar, Mutex, MutexGuard};
 
 use super::RateLimit;
+use super::shared_assembler::SharedAssembler;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct SingleFlight(Arc<Inner>);
@@ -25,6 +26,8 @@ struct Running {
     progress: Progress,
     /// Whether a waiting pull should take over, because this one makes no progress.
     should_yield: bool,
+    /// What has arrived, for readers.
+    assembler: Weak<SharedAssembler>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -101,12 +104,18 @@ impl SingleFlight {
     }
 
     fn begin(&self, all: &mut BTreeMap<Digest, Running>, file: Digest, limit: RateLimit) -> TransferGuard {
-        all.insert(file, Running { done: 0, limit, progress: Progress::started(), should_yield: false });
+        let (progress, assembler) = (Progress::started(), Weak::new());
+        all.insert(file, Running { done: 0, limit, progress, should_yield: false, assembler });
         TransferGuard { single_flight: self.clone(), file }
     }
 
     pub(super) fn is_running(&self, file: Digest) -> bool {
         self.lock().contains_key(&file)
+    }
+
+    /// What has arrived of a file that is being transferred.
+    pub(super) fn assembler(&self, file: Digest) -> Option<Arc<SharedAssembler>> {
+        self.lock().get(&file)?.assembler.upgrade()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Digest, Running>> {
@@ -121,6 +130,13 @@ impl TransferGuard {
         if let Some(running) = self.single_flight.lock().get_mut(&self.file) {
             running.done = done;
             running.progress.note(done.saturating_add(hashed));
+        }
+    }
+
+    /// Shows to readers what arrives.
+    pub(super) fn show(&self, assembler: &Arc<SharedAssembler>) {
+        if let Some(running) = self.single_flight.lock().get_mut(&self.file) {
+            running.assembler = Arc::downgrade(assembler);
         }
     }
 

@@ -17,6 +17,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use super::reusable::{Download, Reusable};
+use crate::arriving::Arriving;
 use crate::ingest::IngestError;
 use crate::memory_gauge::MemoryGauge;
 use crate::ops::name_change::{NameChange, TargetName};
@@ -64,6 +65,8 @@ pub struct Pull<'p> {
     pub events: &'p Sender<PullProgress>,
     /// Shows the pull's progress to others; a plan has none.
     pub watch: Option<&'p PullWatch>,
+    /// Shows what arrives to those who read the model meanwhile.
+    pub arriving: Option<&'p Arriving>,
     /// Counts the memory of headers.
     pub gauge: Option<&'p MemoryGauge<'p>>,
 }

@@ -162,6 +162,7 @@ impl Site {
             params: &params,
             events: &events,
             watch: None,
+            arriving: None,
             gauge: None,
         })
     }
