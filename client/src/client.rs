@@ -4,6 +4,7 @@
 //! connection is kept between requests, so a [`Client`] can be shared by threads and survives a
 //! restart of the daemon.
 
+mod stop;
 mod transport;
 
 use std::fmt;
@@ -40,6 +41,7 @@ use crate::protocol::upkeep::EvictionPlan;
 use crate::protocol::upkeep::GcReport;
 use crate::protocol::{access, event, naming, pull, request, response, signatures, space, upkeep};
 use crate::sockets;
+pub use stop::Stop;
 
 type Connector = dyn Fn() -> io::Result<UnixStream> + Send + Sync;
 

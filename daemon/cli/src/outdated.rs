@@ -81,11 +81,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBod
     let listed = connected.client.models().map_err(client_error)?.models;
     let is_wanted = |model: &&ModelSummary| is_any(&params.names, &model.name);
     let wanted: Vec<_> = listed.iter().filter(is_wanted).collect();
-    let compared = |model: &&ModelSummary| {
-        let pulled = followed(model).map(|followed| (followed, Compare::Model));
-        pulled.or_else(|| copied(model).map(|copied| (copied, Compare::FilesHere)))
-    };
-    let followed: Vec<_> = wanted.iter().filter_map(|model| Some((*model, compared(model)?))).collect();
+    let followed: Vec<_> = wanted.iter().filter_map(|model| Some((*model, comparable(model)?))).collect();
     let report = Report { models: compare_all(&connected.client, &followed) };
     print_result(global, &report, |report| {
         let is_empty = report.models.is_empty();
@@ -95,6 +91,37 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<ExitCode, ErrorBod
     Ok(if report.models.iter().any(needs_action) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
+/// A model that was compared, and the pull that updates it.
+#[derive(Debug, Serialize)]
+struct Update {
+    #[serde(flatten)]
+    compared: Compared,
+    request: PullParams,
+}
+
+/// What the page of `blobd web` gets.
+#[derive(Debug, Serialize)]
+pub(super) struct Updates {
+    models: Vec<Update>,
+}
+
+/// Compares all models that have a source.
+pub(super) fn updates(client: &Client) -> Result<Updates, ClientError> {
+    let listed = client.models()?.models;
+    let followed: Vec<_> = listed.iter().filter_map(|model| Some((model, comparable(model)?))).collect();
+    let compared = compare_all(client, &followed).into_iter();
+    let models = compared.filter_map(|compared| {
+        let (_, (followed, what)) = followed.iter().find(|(model, _)| model.name == compared.name)?;
+        Some(Update { compared, request: followed.pull(*what) })
+    });
+    Ok(Updates { models: models.collect() })
+}
+
+fn comparable(model: &ModelSummary) -> Option<(Followed, Compare)> {
+    let pulled = followed(model).map(|followed| (followed, Compare::Model));
+    pulled.or_else(|| copied(model).map(|copied| (copied, Compare::FilesHere)))
+}
+
 /// A stored model and the source of its newer versions, for `outdated` and `pull --all`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Followed {
@@ -102,6 +129,20 @@ pub(super) struct Followed {
     pub(super) source: PullSource,
     /// The choice at the time of the pull.
     pub(super) components: Components,
+}
+
+impl Followed {
+    /// The pull of the newest version.
+    fn pull(&self, what: Compare) -> PullParams {
+        let plain = PullParams::of_source(self.source.clone());
+        match what {
+            Compare::Model => {
+                PullParams { name: Some(self.name.clone()), components: self.components.clone(), ..plain }
+            }
+            // Its name follows from the source, and the choice of files is that of a pull.
+            Compare::FilesHere => plain,
+        }
+    }
 }
 
 /// `None` if the model follows no source, or is in a lower store, which its own administrator updates.

@@ -9,6 +9,7 @@
 //! | file | responsibility |
 //! |---|---|
 //! | `access` | the one-time token, the key of the session, and which requests are refused |
+//! | `pulls` | pulls that the page has begun |
 //! | `routes` | the files of the page, and the questions and actions that are relayed to the daemon |
 //! | `server` | accepts connections, with limits on each |
 
@@ -32,6 +33,7 @@ use tempfile::NamedTempFile;
 use crate::{ErrorBody, ErrorCode};
 
 mod access;
+mod pulls;
 mod routes;
 mod server;
 
@@ -85,6 +87,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     // Deleted at the end.
     let _link = (!params.no_open && !global.json).then(|| open_browser(&url));
     runtime.block_on(serve(&server, stop));
+    server.stop_pulls();
     runtime.shutdown_timeout(END_TIMEOUT);
     Ok(())
 }

@@ -32,7 +32,7 @@ pub(super) struct Asset {
 }
 
 /// They contain no data of the store, so everybody may load them.
-const ASSETS: [Asset; 20] = [
+const ASSETS: [Asset; 22] = [
     Asset { path: "/", media_type: "text/html; charset=utf-8", content: include_str!("page/index.html") },
     Asset {
         path: "/style.css",
@@ -51,10 +51,12 @@ const ASSETS: [Asset; 20] = [
     script("/panel.js", include_str!("page/panel.js")),
     script("/picture.js", include_str!("page/picture.js")),
     script("/poll.js", include_str!("page/poll.js")),
+    script("/pulling.js", include_str!("page/pulling.js")),
     script("/rights.js", include_str!("page/rights.js")),
     script("/roving.js", include_str!("page/roving.js")),
     script("/tables.js", include_str!("page/tables.js")),
     script("/treemap.js", include_str!("page/treemap.js")),
+    script("/updates.js", include_str!("page/updates.js")),
     script("/work.js", include_str!("page/work.js")),
     Asset { path: "/icon.svg", media_type: "image/svg+xml", content: include_str!("page/icon.svg") },
 ];
@@ -100,6 +102,11 @@ impl Relay {
         Self(client)
     }
 
+    /// A client for actions.
+    pub(super) fn client(&self) -> Client {
+        self.0.clone().with_timeout(ACTION_TIMEOUT)
+    }
+
     /// Blocks until the daemon has responded.
     pub(super) fn ask(&self, request: &Request) -> Result<Vec<u8>, ClientError> {
         let (name, query) = (&*request.name, request.query.as_deref());
@@ -117,10 +124,39 @@ pub(super) fn question(uri: &Uri) -> Option<Request> {
     Some(Request { route, name, query: uri.query().map(str::to_owned), body: Vec::new() })
 }
 
+/// What the user of the page has confirmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// A request of the daemon.
+    Send(Route),
+    /// Stops a pull that the page has begun.
+    StopPull,
+    /// Compares the models with their sources, as `blobd outdated` does.
+    Compare,
+}
+
+impl Action {
+    /// Its name in messages.
+    pub(super) fn verb(self) -> &'static str {
+        match self {
+            Self::Send(route) => route.verb(),
+            Self::StopPull => "stop",
+            Self::Compare => "outdated",
+        }
+    }
+}
+
 /// The action at an address of the page: a POST to `/api/pin` stands for the daemon's `pin`.
-pub(super) fn action(uri: &Uri) -> Option<Route> {
-    let (route, _) = Route::find("POST", &direct(uri)?).filter(|(route, _)| route.is_action_of_page())?;
-    Some(route)
+pub(super) fn action(uri: &Uri) -> Option<Action> {
+    match uri.path() {
+        "/stop" => Some(Action::StopPull),
+        "/outdated" => Some(Action::Compare),
+        _ => {
+            let path = direct(uri)?;
+            let (route, _) = Route::find("POST", &path).filter(|(route, _)| route.is_action_of_page())?;
+            Some(Action::Send(route))
+        }
+    }
 }
 
 fn direct(uri: &Uri) -> Option<String> {
@@ -207,8 +243,9 @@ mod tests {
             let expected = Route::ALL.iter().find(|other| {
                 other.path() == route.path() && other.method() == Method::Post && other.is_action_of_page()
             });
-            assert_eq!(find(&path), expected.copied(), "{route}");
+            assert_eq!(find(&path), expected.copied().map(Action::Send), "{route}");
         }
+        assert_eq!((find("/stop"), find("/outdated")), (Some(Action::StopPull), Some(Action::Compare)));
         for path in [Route::Pin.path(), "/pin", "/api/pin/", "/api/", "/api/session"] {
             assert_eq!(find(path), None, "{path}");
         }

@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use blobd_cli_common::connect::client_error;
 use blobd_client::error::ClientError;
 use blobd_client::loopback::{
     CrossSiteRequest, HEAD_TIMEOUT, LoopbackResponse, LoopbackServer, check_origin, error_response,
@@ -28,8 +29,9 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::access::{Access, Refusal, Secret, check_page};
-use super::routes::{self, Mode, Relay};
-use crate::{ErrorBody, ErrorCode};
+use super::pulls::Pulls;
+use super::routes::{self, Action, Mode, Relay};
+use crate::{ErrorBody, ErrorCode, outdated};
 
 /// The longest body is a name with a few parameters.
 const MAX_BODY_BYTES: usize = 16 << 10;
@@ -61,6 +63,7 @@ pub(crate) struct WebServer {
 struct Shared {
     access: Access,
     relay: Relay,
+    pulls: Arc<Pulls>,
     mode: Mode,
     questions: Semaphore,
     actions: Semaphore,
@@ -87,6 +90,7 @@ impl WebServer {
         let server = LoopbackServer::bind(address, head_timeout).await?;
         let shared = Shared {
             access: Access::new(token, Secret::random()?),
+            pulls: Pulls::new(relay.client()),
             relay,
             mode,
             questions: Semaphore::new(MAX_QUESTIONS),
@@ -97,6 +101,10 @@ impl WebServer {
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
         self.server.address()
+    }
+
+    pub(crate) fn stop_pulls(&self) {
+        self.shared.pulls.stop_all();
     }
 
     pub(crate) async fn serve(&self) {
@@ -117,8 +125,12 @@ async fn respond(shared: &Arc<Shared>, request: Request<Incoming>) -> LoopbackRe
     match (&method, uri.path()) {
         (&Method::POST, "/session") => redeem(shared, request).await,
         (&Method::POST, path) => match routes::action(&uri) {
-            Some(route) => act(shared, route, request).await,
+            Some(action) => act(shared, action, request).await,
             None => unknown(&method, path),
+        },
+        (&Method::GET, "/begun") => match shared.access.check_question(request.headers()) {
+            Ok(()) => json_response(StatusCode::OK, &shared.pulls.list()),
+            Err(refusal) => refused(refusal),
         },
         (&Method::GET, path) => match routes::asset(path) {
             Some(asset) => response(StatusCode::OK, asset.media_type, asset.in_mode(shared.mode).into()),
@@ -147,24 +159,50 @@ async fn redeem(shared: &Shared, request: Request<Incoming>) -> LoopbackResponse
 }
 
 /// Does what the user of the page has confirmed. The daemon decides whether the user may do it.
-async fn act(shared: &Arc<Shared>, route: Route, request: Request<Incoming>) -> LoopbackResponse {
+async fn act(shared: &Arc<Shared>, action: Action, request: Request<Incoming>) -> LoopbackResponse {
     if let Err(refusal) = shared.access.check_action(request.headers()) {
         return refused(refusal);
     }
     if shared.mode == Mode::ReadOnly {
-        let message = format!("{}: this page was started with --read-only", route.verb());
+        let message = format!("{}: this page was started with --read-only", action.verb());
         return error_response(
             ErrorBody::new(ErrorCode::Denied, message).with_hint("start `blobd web` without it"),
         );
     }
     let Some(body) = body(request).await else {
-        let message = format!("{}: the parameters were not received", route.verb());
+        let message = format!("{}: the parameters were not received", action.verb());
         return error_response(ErrorBody::new(ErrorCode::InvalidRequest, message));
     };
-    match routes::request(route, body.into()) {
-        Ok(request) => answer(shared, &shared.actions, request).await,
-        Err(error) => error_response(error),
+    match action {
+        Action::Send(Route::Pull) => told(shared.pulls.begin(&body)),
+        Action::StopPull => told(shared.pulls.stop(&body)),
+        Action::Compare => compare(shared).await,
+        Action::Send(route) => match routes::request(route, body.into()) {
+            Ok(request) => answer(shared, &shared.actions, request).await,
+            Err(error) => error_response(error),
+        },
     }
+}
+
+async fn compare(shared: &Arc<Shared>) -> LoopbackResponse {
+    let Ok(_permit) = shared.actions.acquire().await else { return ending() };
+    let client = shared.relay.client();
+    match tokio::task::spawn_blocking(move || outdated::updates(&client)).await {
+        Ok(updates) => told(updates.map_err(client_error)),
+        Err(panic) => error_response(ErrorBody::new(ErrorCode::Internal, panic)),
+    }
+}
+
+/// The page gets an answer, so the status is OK also for an error: another one would be an error on the browser's console.
+fn told(result: Result<impl Serialize, ErrorBody>) -> LoopbackResponse {
+    match result {
+        Ok(document) => json_response(StatusCode::OK, &document),
+        Err(error) => json_response(StatusCode::OK, &ErrorResponse { error }),
+    }
+}
+
+fn ending() -> LoopbackResponse {
+    error_response(ErrorBody::new(ErrorCode::Internal, "web: the server is ending"))
 }
 
 /// The body of a request; `None` if it is too long or does not arrive.
@@ -174,19 +212,13 @@ async fn body(request: Request<Incoming>) -> Option<Bytes> {
 }
 
 async fn answer(shared: &Arc<Shared>, turns: &Semaphore, request: routes::Request) -> LoopbackResponse {
-    let Ok(_permit) = turns.acquire().await else {
-        return error_response(ErrorBody::new(ErrorCode::Internal, "web: the server is ending"));
-    };
+    let Ok(_permit) = turns.acquire().await else { return ending() };
     let relay = shared.relay.clone();
     let asked = tokio::task::spawn_blocking(move || relay.ask(&request)).await;
     match asked {
         Ok(Ok(bytes)) => response(StatusCode::OK, "application/json", bytes.into()),
-        // The page gets an answer, so the status is OK: another one would be an error on the browser's console.
-        Ok(Err(ClientError::Daemon(body))) => json_response(StatusCode::OK, &ErrorResponse { error: body }),
-        Ok(Err(failure)) => {
-            let error = ErrorBody::new(failure.code(), failure);
-            json_response(StatusCode::OK, &ErrorResponse { error })
-        }
+        Ok(Err(ClientError::Daemon(body))) => told(Err::<(), _>(body)),
+        Ok(Err(failure)) => told(Err::<(), _>(ErrorBody::new(failure.code(), failure))),
         Err(panic) => error_response(ErrorBody::new(ErrorCode::Internal, panic)),
     }
 }

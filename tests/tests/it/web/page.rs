@@ -4,7 +4,9 @@ mod accessibility;
 mod actions;
 mod denied;
 mod looks;
+mod pulling;
 mod sections;
+mod sizes;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -229,6 +231,8 @@ fn page_works_with_three_hundred_models() {
     let Some(mut browser) = Browser::start() else { return };
     let visit = Visit::new(&mut browser, &three_hundred());
     let many = many_models(&visit, &mut browser);
+    accessibility::check_many(&mut browser);
+    sizes::check_time(&mut browser, &visit);
     for few in [&[][..], &three()] {
         let _visit = Visit::new(&mut browser, few);
         check_difference(&many, &Picture::decode(&browser.screenshot()));

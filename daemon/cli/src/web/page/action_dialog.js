@@ -5,6 +5,9 @@ import { made } from "./tables.js";
 
 const find = (id) => document.getElementById(id);
 
+/** For so many milliseconds after an action, the page may be drawn anew because of it. */
+const SETTLING = 5000;
+
 /**
  * An action is `{title, confirm, preview(values), run(values), fields?, isAsking?, check?}`. `preview` gives `{effects, way,
  * confirm?}`: what will happen, how it can be taken back, and another text for the button. `run` gives `{done, back?}`: what
@@ -23,6 +26,7 @@ export class ActionDialog {
   #turn = 0;
   #taking = null;
   #opener = null;
+  #closed = -Infinity;
   #onChange;
 
   /** `onChange` is called when an action has been done. */
@@ -31,7 +35,10 @@ export class ActionDialog {
     find("action-form").addEventListener("submit", (event) => { event.preventDefault(); this.#press(); });
     find("action-fields").addEventListener("input", () => this.#enter("fill"));
     this.#close.addEventListener("click", () => { if (this.#state !== "run") this.#dialog.close(); });
-    this.#dialog.addEventListener("close", () => this.#refocus());
+    this.#dialog.addEventListener("close", () => {
+      this.#closed = Date.now();
+      if (!this.#opener?.isConnected) this.#refocus();
+    });
     this.#back.addEventListener("click", () => this.#run(this.#taking, {}));
     // What has begun ends; its result is told.
     this.#dialog.addEventListener("cancel", (event) => { if (this.#state === "run") event.preventDefault(); });
@@ -51,12 +58,16 @@ export class ActionDialog {
     else this.#preview();
   }
 
-  /** What has begun the action may have been drawn again meanwhile, or be gone. */
+  /** Called when the page has been drawn again: what had the focus after the dialog was closed may be gone. */
+  settle() {
+    if (Date.now() < this.#closed + SETTLING && document.activeElement === document.body) this.#refocus();
+  }
+
   #refocus() {
-    if (this.#opener?.isConnected) return;
     const place = document.querySelector("dialog[open]") ?? document;
     const again = place.querySelector(`[data-action="${CSS.escape(this.#opener?.dataset.action ?? "")}"]`);
-    (again ?? place.querySelector("button")).focus();
+    const seen = [again, ...place.querySelectorAll("button")].find((button) => button?.checkVisibility());
+    seen?.focus();
   }
 
   #values() {

@@ -45,7 +45,7 @@ export function moveToTrash(model, programs) {
       const shared = model.shared_bytes > 0 ? `, and ${bytes(model.shared_bytes)} stay for the models that share them` : "";
       const effects = [`The trash keeps the model for ${KEEP_DAYS} days${after}${shared}.`, "Nothing is freed before that."];
       if (programs.length > 0) effects.push(`It is open in ${names(programs, 3)}, which can go on using it.`);
-      return { effects, way: `For ${KEEP_DAYS} days it can be restored: under Trash on this page.` };
+      return { effects, way: `Under Trash on this page it can be restored for ${KEEP_DAYS} days.` };
     },
     run: async () => {
       const { trashed_until: until } = await sent("remove", request);

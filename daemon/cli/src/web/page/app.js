@@ -2,7 +2,7 @@
 
 import { ActionDialog, actionButton, showButtons } from "./action_dialog.js";
 import { collect, moveToTrash, pin, restore } from "./actions.js";
-import { Lost, Refused, ask, begin, text } from "./connection.js";
+import { Lost, Refused, ask, begin, get, text } from "./connection.js";
 import { distinctModels, families, parts as nameParts, short } from "./families.js";
 import { bytes, count, names, percent, plural, relative, user } from "./format.js";
 import { Layers, compare, summary } from "./layers.js";
@@ -11,9 +11,11 @@ import { showOverview } from "./overview.js";
 import { Panel, about } from "./panel.js";
 import { save } from "./picture.js";
 import { Poll } from "./poll.js";
+import { ended, limitPulls, pull, stop } from "./pulling.js";
 import { canAct, learnRights, whyNot, whyNotName } from "./rights.js";
 import { Table, made, tag } from "./tables.js";
 import { Treemap } from "./treemap.js";
+import { Updates, release } from "./updates.js";
 import { Work } from "./work.js";
 
 const find = (id) => document.getElementById(id);
@@ -39,7 +41,7 @@ const PART_NAMES = {
   directories: "directories", other: "other files",
 };
 
-const size = (title, of, optional = false) => ({ title, number: true, optional, sort: (row) => of(row) ?? 0, text: (row) => sizeText(of(row)) });
+const size = (title, of, others) => ({ title, number: true, ...others, sort: (row) => of(row) ?? 0, text: (row) => sizeText(of(row)) });
 
 /** A size, or a dash: of a model in a lower store it is not known what it shares. */
 function sizeText(bytesOrNone) {
@@ -47,10 +49,11 @@ function sizeText(bytesOrNone) {
 }
 
 /** What is known; each answer replaces a part of it. `facts` is by the digest of the model. */
-const known = { models: [], facts: new Map(), groups: [] };
+const known = { models: [], facts: new Map(), groups: [], begun: { pid: 0, pulls: [] }, dismissed: new Set() };
 
-const work = new Work(() => polls.df.now());
-const dialog = new ActionDialog(() => [polls.df, polls.plans].forEach((poll) => poll.now()));
+const work = new Work(() => polls.df.now(), { stop: stopButton, release: releaseButton, settle: () => dialog.settle() });
+const dialog = new ActionDialog(() => Object.values(polls).forEach((poll) => poll.now()));
+const updates = canAct && new Updates(dialog, known);
 const panel = new Panel((one, other) => showPair(one, other, true), actionsFor);
 const open = (name) => {
   const model = known.models.find((other) => other.name === name);
@@ -74,8 +77,8 @@ const tables = {
     { title: "Model", sort: (model) => model.name, text: (model) => model.name, cell: modelName },
     { title: "Quant", optional: true, isWide: true, text: (model) => factOf(model).quantization ?? "–", sort: (model) => factOf(model).quantization ?? "" },
     { title: "Parameters", number: true, optional: true, isWide: true, text: (model) => (factOf(model).parameters ? count(factOf(model).parameters) : "–"), sort: (model) => factOf(model).parameters ?? 0 },
-    size("As files", (model) => model.size),
-    size("On disk", onDisk, true),
+    size("As files", (model) => model.size, { isWide: true }),
+    size("On disk", onDisk, { optional: true }),
     { title: "Shared", number: true, optional: true, sort: sharedPart, text: (model) => (onDisk(model) > 0 && model.shared_bytes > 0 ? percent(model.shared_bytes, onDisk(model)) : "–") },
     { title: "In memory", number: true, optional: true, text: (model) => work.memoryOf(model.name) },
     { title: "Last opened", short: true, optional: true, sort: (model) => Date.parse(model.last_opened ?? 0) || 0, text: lastOpened },
@@ -88,8 +91,8 @@ const tables = {
   ], { empty: "Nothing." }),
   trash: new Table(find("trash"), [
     { title: "Model", text: (model) => model.name },
-    { title: "As files", number: true, text: (model) => bytes(model.size) },
-    { title: "Removed", short: true, text: (model) => relative(model.removed) + (model.replaced ? ", replaced" : "") },
+    { title: "As files", number: true, isWide: true, text: (model) => bytes(model.size) },
+    { title: "Removed", short: true, isWide: true, text: (model) => relative(model.removed) + (model.replaced ? ", replaced" : "") },
     { title: "Kept until", short: true, text: (model) => relative(model.expires) },
     ...(canAct ? [{ title: "Action", cell: restoreButton }] : []),
   ]),
@@ -109,6 +112,51 @@ function actionsFor(model) {
     actionButton("pin", model.pinned ? "Unpin …" : "Pin …", reason, () => dialog.open(pin(model))),
     actionButton("trash", "Move to the trash …", reason, () => dialog.open(moveToTrash(model, work.programsOf(model.name)))),
   ];
+}
+
+/** The button that stops a pull which this page has begun; none for others. */
+function stopButton(running) {
+  const own = known.begun.pulls.findLast((begun) => begun.state === "running" && begun.source === running.source);
+  if (!canAct || !own || (running.pid > 0 && running.pid !== known.begun.pid)) return undefined;
+  const button = actionButton(`stop ${own.id}`, "Stop …", "", () => dialog.open(stop(own, running)));
+  button.setAttribute("aria-label", `Stop the pull of ${running.model}`);
+  button.dataset.row = button.dataset.action;
+  return button;
+}
+
+function releaseButton(session) {
+  if (!canAct) return undefined;
+  const action = () => release(session, work.sessions);
+  const button = actionButton(`release ${session.pid} ${session.since} ${session.model}`, "Release …", action().reason, () => dialog.open(action()));
+  button.setAttribute("aria-label", `Release what process ${session.pid} has open`);
+  button.dataset.row = button.dataset.action;
+  return button;
+}
+
+/** The buttons of actions that no model, pull or session has. */
+function showActions() {
+  if (!canAct) return;
+  showButtons(find("header-actions"), [actionButton("pull", "Pull a model …", whyNot("pull"), () => dialog.open(pull(known.models)))]);
+  showButtons(find("pulls-actions"), [actionButton("limit", "Limit the speed …", whyNot("admin"), () => dialog.open(limitPulls()))]);
+}
+
+/** How the pulls that this page has begun have ended, until that is dismissed. */
+function showResults() {
+  const results = ended(known.begun).filter(({ id }) => !known.dismissed.has(id));
+  // Set only if they differ: each change is read aloud.
+  const state = results.map(({ id }) => id).join(" ");
+  if (find("results").dataset.state === state) return;
+  find("results").dataset.state = state;
+  find("results").replaceChildren(...results.map(({ id, message, isFailure }) => {
+    const button = made("button", "Dismiss");
+    button.type = "button";
+    button.addEventListener("click", () => {
+      known.dismissed.add(id);
+      showResults();
+      find("refresh").focus();
+    });
+    return made("li", [made("span", message), button], isFailure ? "problem" : "result");
+  }));
 }
 
 function restoreButton(trashed) {
@@ -156,7 +204,10 @@ function showDisk(usage, { models, lower_stores: lowerStores = [] }) {
   showModels();
   find("matrix-section").hidden = !matrix.show(known.groups);
   offerPairs(distinct);
+  // For measurements.
+  performance.mark("models");
   panel.update(known.models, factOf);
+  if (updates) updates.note(known.models);
   askFacts();
 }
 
@@ -351,12 +402,17 @@ async function answer(question) {
 }
 
 const polls = {
-  pulls: new Poll(EVERY.pulls, async () => work.showPulls(await answer("pulls")), report),
+  pulls: new Poll(EVERY.pulls, async () => {
+    if (canAct) known.begun = await get("/begun");
+    work.showPulls(await answer("pulls"));
+    showResults();
+  }, report),
   ps: new Poll(EVERY.ps, async () => work.showSessions(await answer("ps")), report),
   df: new Poll(EVERY.df, async () => {
     const [usage, models, trash] = await Promise.all([answer(`df?detail=${SHARERS}`), answer("models"), answer("trash")]);
     showDisk(usage, models);
     showTrash(trash);
+    dialog.settle();
   }, report),
   residency: new Poll(EVERY.residency, async () => {
     work.noteResidency(await answer("ps?residency=true"));
@@ -366,7 +422,9 @@ const polls = {
   plans: new Poll(EVERY.plans, async () => {
     find("store").textContent = (await answer("version")).root;
     if (canAct) await learnRights();
+    showActions();
     showPlans(...await Promise.all([ask("gc"), ask("eviction")]));
+    dialog.settle();
   }, report),
 };
 
@@ -404,6 +462,7 @@ async function start() {
   }
   // Without an answer, the actions say so until the plans are asked for.
   if (canAct) await learnRights().catch(() => {});
+  showActions();
   Object.values(polls).forEach((poll) => poll.now());
 }
 

@@ -29,16 +29,27 @@ export async function begin() {
 }
 
 /** Asks a question, such as `df`: one that the daemon answers at `/v1/df`. An error of the daemon is part of the answer. */
-export async function ask(question) {
-  const answer = await receive(`/api/${question}`, { headers: { "X-Blobd-Key": key } });
-  if (answer.refused) throw new Refused(text(answer.error));
-  return answer;
+export function ask(question) {
+  return get(`/api/${question}`);
+}
+
+/** Asks the command itself. */
+export async function get(path) {
+  return accepted(await receive(path, { headers: { "X-Blobd-Key": key } }));
 }
 
 /** Sends an action, such as `pin`, that the user has confirmed. An error of the daemon is part of the answer. */
-export async function act(action, parameters) {
+export function act(action, parameters) {
+  return post(`/api/${action}`, parameters);
+}
+
+/** Sends an action to the command itself. */
+export async function post(path, parameters) {
   const headers = { "X-Blobd-Key": key, "Content-Type": "application/json" };
-  const answer = await receive(`/api/${action}`, { method: "POST", headers, body: JSON.stringify(parameters) }, ACTION_TIMEOUT);
+  return accepted(await receive(path, { method: "POST", headers, body: JSON.stringify(parameters) }, ACTION_TIMEOUT));
+}
+
+function accepted(answer) {
   if (answer.refused) throw new Refused(text(answer.error));
   return answer;
 }

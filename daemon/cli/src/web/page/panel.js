@@ -130,5 +130,7 @@ function fitText(fit) {
   const sum = all ? `${bytes(all)} in all: ` : "";
   const texts = parts.map(([size, what]) => `${bytes(size)} ${what}`);
   if (texts.length === 0) return [];
-  return [`Memory by the formulas of ${fit.basis}: ${sum}${texts.join(", ")}. `, made("code", "blobd fit"), " compares this with the GPUs of this machine."];
+  // What is missing for an estimate, if it is: `weights only: …`.
+  const basis = fit.basis.startsWith("weights only") ? fit.basis.replaceAll("`", "") : `by the formulas of ${fit.basis}`;
+  return [`Memory, ${basis}: ${sum}${texts.join(", ")}. `, made("code", "blobd fit"), " compares this with the GPUs of this machine."];
 }

@@ -29,3 +29,9 @@ export function whyNotName({ added_by: adder, store }) {
   if (adder === undefined) return "It is not recorded who has added this name, so only administrators may change it.";
   return `uid ${adder} has added this name: only that user and administrators may change it.`;
 }
+
+/** Why the user may not end what this process has open; empty if it may. */
+export function whyNotOf(session) {
+  if (!own.rights || own.rights.includes("admin") || session.uid === own.uid) return whyNot("read");
+  return `The process belongs to ${user(session)}: only that user and administrators may release it.`;
+}

@@ -22,30 +22,37 @@ export class Work {
   #residency = new Map();
   #problem = "";
   #onEnd;
+  #actions;
   #pullTable = new Table(find("pulls"), [
     { title: "Model", text: (pull) => pull.model },
     { title: "Done", cell: (pull) => progress(pull.completed_bytes, pull.total_bytes, `pull of ${pull.model}`) },
-    { title: "Bytes", number: true, text: (pull) => `${bytes(pull.completed_bytes)} of ${pull.total_bytes === null ? "–" : bytes(pull.total_bytes)}` },
+    { title: "Bytes", number: true, isWide: true, text: (pull) => `${bytes(pull.completed_bytes)} of ${pull.total_bytes === null ? "–" : bytes(pull.total_bytes)}` },
     { title: "Speed", number: true, text: (pull) => `${bytes(pull.bytes_per_second)}/s` },
     { title: "Left", number: true, optional: true, text: (pull) => left(pull) || "–" },
-    { title: "User", text: user },
-    { title: "Since", short: true, text: (pull) => relative(pull.since) },
-    { title: "Source", text: (pull) => pull.source },
-    { title: "Now", text: (pull) => pull.status },
+    { title: "User", isWide: true, text: user },
+    { title: "Since", short: true, isWide: true, text: (pull) => relative(pull.since) },
+    { title: "Source", isWide: true, text: (pull) => pull.source },
+    { title: "Now", isWide: true, text: (pull) => pull.status },
+    { title: "Action", optional: true, text: (pull) => (this.#actions.stop(pull) ? "" : "–"), cell: (pull) => this.#actions.stop(pull) ?? "–" },
   ]);
   #sessionTable = new Table(find("sessions"), [
     { title: "Model", text: (session) => session.model, sort: (session) => session.model },
     { title: "Program", text: (session) => engine(session) + (session.container ? ` in ${session.container}` : "") },
     { title: "Process", number: true, text: (session) => { const pid = session.engine?.pid ?? session.pid; return pid > 0 ? String(pid) : "–"; }, sort: (session) => session.pid },
-    { title: "User", text: user, sort: user },
-    { title: "Since", short: true, text: (session) => relative(session.since), sort: (session) => Date.parse(session.since) },
-    { title: "Mapped", number: true, sort: (session) => session.bytes_mapped ?? 0, text: (session) => (session.bytes_mapped === undefined ? "–" : bytes(session.bytes_mapped)) },
-    { title: "In memory", number: true, optional: true, text: (session) => this.#inMemory(session) },
+    { title: "User", isWide: true, text: user, sort: user },
+    { title: "Since", short: true, isWide: true, text: (session) => relative(session.since), sort: (session) => Date.parse(session.since) },
+    { title: "Mapped", number: true, isWide: true, sort: (session) => session.bytes_mapped ?? 0, text: (session) => (session.bytes_mapped === undefined ? "–" : bytes(session.bytes_mapped)) },
+    { title: "In memory", number: true, optional: true, isWide: true, text: (session) => this.#inMemory(session) },
+    { title: "Action", optional: true, text: (session) => (this.#actions.release(session) ? "" : "–"), cell: (session) => this.#actions.release(session) ?? "–" },
   ]);
 
-  /** `onEnd` is called when a pull has ended. */
-  constructor(onEnd) {
-    this.#onEnd = onEnd;
+  /** `onEnd` is called when a pull has ended. `actions` has the buttons that stop a pull and release a session, if there are any, and is told that they were drawn. */
+  constructor(onEnd, actions) {
+    [this.#onEnd, this.#actions] = [onEnd, actions];
+  }
+
+  get sessions() {
+    return this.#sessions;
   }
 
   showPulls({ pulls }) {
@@ -60,6 +67,7 @@ export class Work {
     if (begun.length + ended.length > 0) find("pulls-live").textContent = [...begun, ...ended].join("; ");
     this.#showStrip();
     if (ended.length > 0) this.#onEnd();
+    this.#actions.settle();
   }
 
   showSessions({ sessions }) {
@@ -67,6 +75,7 @@ export class Work {
     this.#sessionTable.show(sessions);
     find("sessions-section").hidden = sessions.length === 0;
     this.#showStrip();
+    this.#actions.settle();
   }
 
   noteResidency({ sessions }) {

@@ -207,10 +207,10 @@ async fn actions_of_other_sites_are_refused_even_with_the_key() {
 async fn actions_are_neither_questions_nor_more_than_the_page_needs() {
     let running = start().await;
     let own = running.begin().await;
-    for action in ["pin", "remove", "undelete"] {
+    for action in ["pin", "remove", "undelete", "pull", "pull/plan", "release"] {
         assert!(has_status(&running.get(&format!("/api/{action}"), &own).await, 404), "GET {action}");
     }
-    for action in ["reindex", "edit", "push", "open", "import", "rename", "v1/pin", "../v1/pin"] {
+    for action in ["reindex", "edit", "push", "open", "import", "rename", "v1/pin", "../v1/pin", "stop"] {
         assert!(has_status(&running.act(action, "{}", &own).await, 404), "{action}");
     }
     let for_good = running.act("remove", r#"{"references":["m"]}"#, &own).await;
@@ -228,5 +228,8 @@ async fn page_that_only_shows_refuses_every_action() {
         let refused = running.act(route.path().trim_start_matches("/v1/"), PIN, &own).await;
         assert!(has_status(&refused, 403) && refused.contains("--read-only"), "{route}: {refused}");
     }
-    assert!(has_status(&running.get("/api/df", &own).await, 200), "it shows");
+    for path in ["/api/df", "/begun"] {
+        assert!(has_status(&running.get(path, &own).await, 200), "{path}: it shows");
+        assert!(has_status(&running.get(path, "").await, 403), "{path}: without the key");
+    }
 }

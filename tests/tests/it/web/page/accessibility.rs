@@ -38,10 +38,30 @@ fn page_has_no_serious_violation_of_accessibility() {
         let _visit = Visit::new(&mut browser, models);
         browser.evaluate(&format!("{axe}; 0"));
         check(&mut browser, &format!("{} models", models.len()));
+        check_dialog(&mut browser, "pull");
         if !models.is_empty() {
             browser.evaluate("document.querySelector('#models tbody button').click()");
             browser.wait_for("document.getElementById('panel').open");
             check(&mut browser, "the panel");
+            check_dialog(&mut browser, "trash");
         }
     }
+}
+
+/// Checks the page that is open, which has very many models.
+pub(super) fn check_many(browser: &mut Browser) {
+    let Some(axe) = axe() else { return };
+    browser.evaluate(&format!("{axe}; 0"));
+    check(browser, "many models");
+    browser.evaluate("document.querySelector('#models tbody button').click()");
+    browser.wait_for("document.getElementById('panel').open");
+    check_dialog(browser, "pin");
+}
+
+/// Opens the dialog of an action, and checks it before it is confirmed.
+fn check_dialog(browser: &mut Browser, action: &str) {
+    browser.evaluate(&format!("document.querySelector('[data-action={action}]').click()"));
+    browser.wait_for("document.getElementById('action-confirm').ariaDisabled === 'false'");
+    check(browser, &format!("the dialog of {action}"));
+    browser.evaluate("document.getElementById('action').close()");
 }

@@ -21,12 +21,12 @@ fn page_of_another(browser: &mut Browser, daemon: &TestDaemon) -> Web {
     web
 }
 
-/// The reasons of the buttons of actions that can be seen, which must all be disabled.
-fn reasons(browser: &mut Browser) -> Vec<String> {
-    let found = browser.evaluate(
-        "[...document.querySelectorAll('[data-action]')].filter((one) => one.checkVisibility())\
-         .map((one) => (one.ariaDisabled === 'true' ? one.title : `enabled: ${one.textContent}`))",
-    );
+/// The reasons of these buttons, which must all be disabled.
+fn reasons(browser: &mut Browser, buttons: &str) -> Vec<String> {
+    let found = browser.evaluate(&format!(
+        "[...document.querySelectorAll('{buttons}')].filter((one) => one.checkVisibility())\
+         .map((one) => (one.ariaDisabled === 'true' ? one.title : `enabled: ${{one.textContent}}`))"
+    ));
     serde_json::from_value(found).unwrap()
 }
 
@@ -37,6 +37,7 @@ fn sent_all_the_same(browser: &mut Browser) -> Vec<String> {
         ["remove", { "references": ["llama3-8b-q4"], "keep_seconds": 600 }],
         ["undelete", { "reference": "phi3-mini" }],
         ["gc", {}],
+        ["limit", { "bytes_per_second": 1 }],
     ]);
     let messages = browser.evaluate(&format!(
         "import('/connection.js').then((own) => Promise.all({actions}.map(([action, body]) => own.act(action, body))))\
@@ -45,7 +46,15 @@ fn sent_all_the_same(browser: &mut Browser) -> Vec<String> {
     serde_json::from_value(messages).unwrap()
 }
 
-fn check(settings: &str, expected: &str) {
+/// A pull of which only the denial is told, as the result of what has begun.
+fn pull_is_denied(browser: &mut Browser) {
+    browser.evaluate("import('/connection.js').then((own) => own.act('pull', { reference: 'tiny' }))");
+    browser.wait_for("document.getElementById('results').textContent.includes('The pull of tiny')");
+    let result = browser.evaluate("document.getElementById('results').textContent");
+    assert!(result.as_str().unwrap().contains("access.pull"), "{result}");
+}
+
+fn check(settings: &str, buttons: &str, expected: &str) {
     let Some(mut browser) = Browser::start() else { return };
     let folder = tmpfs_directory();
     let config = folder.path().join("config.toml");
@@ -56,7 +65,7 @@ fn check(settings: &str, expected: &str) {
     let _web = page_of_another(&mut browser, &daemon);
     open_panel(&mut browser, "llama3-8b-q4:latest");
     browser.wait_for("document.querySelector('#trash tbody').textContent.includes('phi3-mini')");
-    let reasons = reasons(&mut browser);
+    let reasons = reasons(&mut browser, buttons);
     assert!(reasons.len() >= 3 && reasons.iter().all(|reason| reason.contains(expected)), "{reasons:?}");
     assert!(
         browser
@@ -69,21 +78,32 @@ fn check(settings: &str, expected: &str) {
     browser.evaluate("document.querySelector('#panel [data-action=pin]').click()");
     assert!(said(&mut browser, "problem").contains(expected));
     assert_eq!(browser.evaluate("document.getElementById('action-confirm').hidden"), true);
-    assert_eq!(sent_all_the_same(&mut browser), ["denied"; 4]);
+    assert_eq!(sent_all_the_same(&mut browser), ["denied"; 5]);
     let models = daemon.client().models().unwrap().models;
     assert!(models.len() == 2 && models.iter().all(|model| !model.pinned));
+    if settings.contains("pull = []") {
+        pull_is_denied(&mut browser);
+    }
 }
 
 #[test]
 fn user_who_may_only_read_sees_which_right_an_action_needs() {
     if can_be_others() {
-        check("[access]\npull = []\n", "This needs the right “pull” (access.pull in the configuration)");
+        check(
+            "[access]\npull = []\n",
+            "[data-action]",
+            "This needs the right “pull” (access.pull in the configuration)",
+        );
     }
 }
 
 #[test]
 fn names_that_others_have_added_cannot_be_changed_on_the_page() {
     if can_be_others() {
-        check("", "uid 0 has added this name: only that user and administrators may change it.");
+        check(
+            "",
+            "#panel [data-action], #trash [data-action]",
+            "uid 0 has added this name: only that user and administrators may change it.",
+        );
     }
 }

@@ -1,0 +1,118 @@
+// Pulls on the page: what one would download, its begin and end, its speed, and the newer versions of stored models.
+
+import { checked, sent } from "./actions.js";
+import { ask, post, text } from "./connection.js";
+import { short } from "./families.js";
+import { bytes, names, plural } from "./format.js";
+import { whyNot } from "./rights.js";
+
+const RATE = { label: "At most, in MB per second (optional)", type: "number" };
+
+/** A rate that was given in MB per second, as the daemon takes it; `null` for none. */
+function rate(value) {
+  return Number(value) > 0 ? Math.round(Number(value) * 1e6) : null;
+}
+
+/** What a pull with these parameters would do, as `pull --dry-run` says it. `models` are those that are stored. */
+async function planned(request, models) {
+  const plan = await sent("pull/plan", request);
+  const { missing_bytes: missing, needed_bytes: needed, available_bytes: available, evicted = [] } = plan.space;
+  if (!plan.enough_space) throw new Error(`There is no room for it: it needs ${bytes(needed)} and ${bytes(missing)} are missing. Remove models first, or delete what no model needs.`);
+  const sum = (key) => plan.files.reduce((total, file) => total + file[key], 0);
+  const there = [[sum("stored_bytes"), "stored already"], [sum("similar_bytes"), "equal to those of stored models"], [sum("resumed_bytes"), "received by an earlier pull"]];
+  const reused = there.filter(([size]) => size > 0).map(([size, what]) => `${bytes(size)} are ${what}`);
+  const effects = [
+    `${bytes(plan.download_bytes)} will be downloaded of ${bytes(sum("size"))} in ${plural(plan.files.length, "file")}.`,
+    ...(reused.length > 0 ? [`Of the rest, ${reused.join(", ")}.`] : []),
+    ...(plan.chosen?.files.length > 0 ? [`Chosen: ${names(plan.chosen.files.map((file) => file.path), 3)}.`] : []),
+    ...(plan.chosen?.notes ?? []),
+    `It takes ${bytes(needed)} of ${bytes(available)} that may be stored.`,
+    ...(evicted.length > 0 ? [`To make room, these models will be removed: ${names(evicted.map((model) => model.name), 5)}.`] : []),
+    ...replaced(plan, models),
+  ];
+  return { effects, way: "It can be stopped at any time; what has been received is kept.", confirm: `Pull ${bytes(plan.download_bytes)}` };
+}
+
+function replaced(plan, models) {
+  const there = models.find((model) => model.name === plan.name);
+  if (!there || there.digest === plan.digest) return [];
+  return [`The name ${plan.name} means another model now. If that follows this source, it goes to the trash, from where it can be restored; otherwise the pull is refused.`];
+}
+
+async function begin(request) {
+  await sent("pull", request);
+  return { done: "The pull has begun; the top of the page shows its progress." };
+}
+
+export function pull(models) {
+  const requestOf = ({ source, name, limit }) => ({
+    reference: source, ...(name ? { name } : {}), ...(rate(limit) ? { limit_rate: rate(limit) } : {}),
+  });
+  return {
+    title: "Pull a model", confirm: "Pull", check: "Look up its size", isAsking: true, reason: whyNot("pull"),
+    fields: [
+      { id: "source", label: "Model", hint: "llama3:8b, hf.co/USER/REPOSITORY:Q4_K_M, or the URL of a GGUF file" },
+      { id: "name", label: "Name in the store (optional)" }, { id: "limit", ...RATE },
+    ],
+    preview: (values) => {
+      if (!values.source) throw new Error("Which model? Give its name or its URL.");
+      return planned(requestOf(values), models);
+    },
+    run: (values) => begin(requestOf(values)),
+  };
+}
+
+/** Pulls the newer version of a model; `request` is what the command has found. */
+export function update({ name, pinned, request }, models) {
+  return {
+    title: `Update ${name}`, confirm: "Pull",
+    reason: whyNot("pull") || (pinned ? "The model is pinned, so no pull replaces it: unpin it first." : ""),
+    preview: () => planned(request, models), run: () => begin(request),
+  };
+}
+
+/** What a pull of this page is called. */
+const title = ({ source, request }) => request.name ?? short(source);
+
+/** Stops a pull that this page has begun. */
+export function stop(begun, running) {
+  const { id, request } = begun;
+  return {
+    title: `Stop the pull of ${title(begun)}`, confirm: "Stop", reason: "",
+    preview: () => ({ effects: [`${bytes(running.completed_bytes)} are there, and are kept: a pull of the same model goes on from there.`], way: "Pulling it again takes it back." }),
+    run: async () => {
+      checked(await post("/stop", { id }));
+      return { done: "The pull is stopped.", back: { run: () => begin(request) } };
+    },
+  };
+}
+
+/** Limits the speed of all pulls together. */
+export function limitPulls() {
+  const told = (limit) => (limit === null ? "no limit" : `${bytes(limit)}/s`);
+  const set = (limit) => sent("limit", { bytes_per_second: limit });
+  let before = null;
+  return {
+    title: "Limit the speed of all pulls", confirm: "Set", check: "Check", isAsking: true, reason: whyNot("admin"),
+    fields: [{ id: "limit", ...RATE, hint: "Empty for no limit. It holds for all users, until the daemon stops." }],
+    preview: async ({ limit }) => {
+      before = checked(await ask("limit")).bytes_per_second;
+      return { effects: [`All pulls together: ${told(rate(limit))}; now: ${told(before)}.`], way: "Setting it again takes it back." };
+    },
+    run: async ({ limit }) => {
+      const { bytes_per_second: now } = await set(rate(limit));
+      return { done: `All pulls together: ${told(now)}.`, back: { run: async () => ({ done: `All pulls together: ${told((await set(before)).bytes_per_second)}.` }) } };
+    },
+  };
+}
+
+/** The pulls of this page that have ended, as texts: `{id, message, isFailure}`. */
+export function ended({ pulls }) {
+  return pulls.filter((pull) => pull.state !== "running").map((pull) => {
+    const { id, state, error, pulled } = pull;
+    if (state === "failed") return { id, message: `The pull of ${title(pull)} has failed: ${text(error)}`, isFailure: true };
+    if (state === "stopped") return { id, message: `The pull of ${title(pull)} was stopped; what was received is kept.` };
+    const size = pulled.unchanged ? "unchanged" : `${bytes(pulled.downloaded_bytes)} downloaded, ${bytes(pulled.reused_bytes + pulled.already_stored_bytes)} reused`;
+    return { id, message: `${pulled.name} is pulled: ${[size, ...(pulled.notes ?? [])].join("; ")}.` };
+  });
+}

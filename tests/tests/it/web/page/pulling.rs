@@ -1,0 +1,179 @@
+//! Pulls on the page: their size before they begin, their progress, their end; newer versions; leases.
+
+use std::time::Duration;
+
+use blobd_tests::browser::Browser;
+use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::reader::Reader;
+use blobd_tests::registry::{FakeRegistry, Fault};
+use blobd_tests::wait::eventually;
+
+use super::Visit;
+use super::actions::{IS_READY, begin, close, confirm, press_until, said};
+use crate::pull::registry_with;
+
+const IS_ASKING: &str = "document.getElementById('action').open && \
+    document.getElementById('action-confirm').textContent === 'Look up its size'";
+
+/// Opens the dialog of a pull with the keyboard, fills it, and waits until it says what will be downloaded.
+fn plan(browser: &mut Browser, source: &str, name: &str) {
+    browser.wait_for("document.querySelector('[data-action=pull]')");
+    browser.evaluate("document.querySelector('[data-action=pull]').focus()");
+    browser.press("Enter");
+    browser.wait_for(IS_ASKING);
+    assert_eq!(browser.evaluate("document.activeElement.id"), "action-source", "the first field");
+    fill(browser, "source", source);
+    fill(browser, "name", name);
+    browser.press("Enter");
+    browser.wait_for("document.getElementById('action-confirm').textContent.startsWith('Pull ')");
+}
+
+/// Writes a text as a user does.
+fn fill(browser: &mut Browser, field: &str, text: &str) {
+    browser.evaluate(&format!("document.getElementById('action-{field}').focus()"));
+    browser.call("Input.insertText", serde_json::json!({ "text": text }));
+}
+
+fn wait_for_result(browser: &mut Browser, part: &str) {
+    browser.wait_for(&format!("document.getElementById('results').textContent.includes('{part}')"));
+}
+
+fn names(daemon: &TestDaemon) -> Vec<String> {
+    daemon.client().models().unwrap().models.into_iter().map(|model| model.name).collect()
+}
+
+#[test]
+fn model_is_pulled_stopped_and_pulled_again() {
+    let Some(mut browser) = Browser::start() else { return };
+    let browser = &mut browser;
+    let visit = Visit::new(browser, &[]);
+    let registry = registry_with(&ModelFile::dense_of(3, 2, 512));
+    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(4 << 10, Duration::from_millis(100)));
+    let source = registry.name("library/tiny:latest");
+    pulled_and_stopped(browser, &visit, &source);
+    registry.clear_faults();
+    pulled_again(browser, &visit, &source);
+}
+
+fn pulled_and_stopped(browser: &mut Browser, visit: &Visit, source: &str) {
+    plan(browser, source, "tiny");
+    let effects = said(browser, "effects");
+    assert!(
+        effects.contains("will be downloaded of ") && effects.contains("that may be stored"),
+        "{effects}"
+    );
+    assert!(said(browser, "way").contains("stopped at any time"));
+    assert!(visit.daemon.client().running_pulls().unwrap().pulls.is_empty(), "nothing has begun");
+    // A changed field needs another look.
+    fill(browser, "limit", "5");
+    browser.wait_for(IS_ASKING);
+    browser.press("Enter");
+    browser.wait_for("document.getElementById('action-confirm').textContent.startsWith('Pull ')");
+    assert!(confirm(browser).starts_with("The pull has begun"));
+    close(browser);
+    browser.wait_for("document.querySelector('#pulls progress')?.value > 0");
+    limited(browser, visit);
+    begin(browser, "stop");
+    assert!(said(browser, "effects").contains("are kept"));
+    assert_eq!(confirm(browser), "The pull is stopped.");
+    close(browser);
+    wait_for_result(browser, "was stopped");
+    eventually("the daemon has ended it", || visit.daemon.client().running_pulls().unwrap().pulls.is_empty());
+    assert_eq!(names(&visit.daemon), [""; 0]);
+}
+
+/// The limit of all pulls is set, and set back.
+fn limited(browser: &mut Browser, visit: &Visit) {
+    let limit = || visit.daemon.client().limit().unwrap().bytes_per_second;
+    browser.evaluate("document.querySelector('[data-action=limit]').click()");
+    fill(browser, "limit", "2.5");
+    browser.press("Enter");
+    browser
+        .wait_for(&format!("{IS_READY} && document.getElementById('action-confirm').textContent === 'Set'"));
+    let effects = said(browser, "effects");
+    assert!(effects.contains("now: no limit"), "{effects}");
+    confirm(browser);
+    assert_eq!(limit(), Some(2_500_000));
+    press_until(browser, "action-back");
+    browser.wait_for("document.getElementById('action-done').textContent.includes('no limit')");
+    assert_eq!(limit(), None);
+    close(browser);
+}
+
+fn pulled_again(browser: &mut Browser, visit: &Visit, source: &str) {
+    plan(browser, source, "tiny");
+    let effects = said(browser, "effects");
+    assert!(effects.contains("received by an earlier pull"), "{effects}");
+    confirm(browser);
+    close(browser);
+    wait_for_result(browser, "tiny:latest is pulled");
+    assert_eq!(names(&visit.daemon), ["tiny:latest"]);
+    browser.wait_for("document.querySelector('#models tbody').textContent.includes('tiny')");
+    // That it was stopped, and that it is pulled.
+    for _ in 0..2 {
+        browser.evaluate("document.querySelector('#results button').click()");
+    }
+    assert_eq!(browser.evaluate("document.getElementById('results').textContent"), "");
+    // A source that does not exist: the dialog says so, and nothing begins.
+    browser.evaluate("document.querySelector('[data-action=pull]').click()");
+    fill(browser, "source", &source.replace("tiny", "none"));
+    browser.press("Enter");
+    browser.wait_for("document.getElementById('action-problem').checkVisibility()");
+    assert!(visit.daemon.client().running_pulls().unwrap().pulls.is_empty());
+}
+
+#[test]
+fn newer_version_of_a_model_is_found_and_pulled() {
+    const MODEL: &str = "application/vnd.ollama.image.model";
+    let Some(mut browser) = Browser::start() else { return };
+    let registry = FakeRegistry::start().unwrap();
+    let publish = |seed| {
+        let weights = ModelFile::dense(seed).bytes();
+        registry.add_model("library/m:a", b"{}", &[(MODEL, &weights)]).unwrap();
+    };
+    publish(1);
+    let daemon = TestDaemon::start();
+    daemon.command().run(["pull", &registry.name("library/m:a"), "--name", "m"]).succeeds();
+    let before = daemon.client().models().unwrap().models[0].digest;
+    let (browser, visit) = (&mut browser, daemon);
+    let web = super::open_page(browser, &visit.command());
+    browser.evaluate("document.getElementById('updates-check').click()");
+    browser.wait_for(
+        "document.getElementById('updates-text').textContent.startsWith('0 models have another version')",
+    );
+    publish(2);
+    browser.evaluate("document.getElementById('updates-check').click()");
+    browser.wait_for(
+        "document.getElementById('updates-text').textContent.startsWith('1 model has another version')",
+    );
+    begin(browser, "update");
+    let effects = said(browser, "effects");
+    assert!(effects.contains("will be downloaded") && effects.contains("goes to the trash"), "{effects}");
+    confirm(browser);
+    close(browser);
+    wait_for_result(browser, "m:latest is pulled");
+    assert_ne!(visit.client().models().unwrap().models[0].digest, before);
+    browser.wait_for("document.getElementById('updates-text').textContent.startsWith('0 models')");
+    drop(web);
+}
+
+#[test]
+fn lease_of_a_process_is_ended() {
+    let Some(mut browser) = Browser::start() else { return };
+    let browser = &mut browser;
+    let visit = Visit::new(browser, &super::three());
+    let reader = Reader::open(&visit.daemon.socket(), "phi3-mini");
+    browser.evaluate("document.getElementById('refresh').click()");
+    begin(browser, "release");
+    let effects = said(browser, "effects");
+    assert!(
+        effects.contains(&format!("process {}", reader.pid())) && effects.contains("phi3-mini"),
+        "{effects}"
+    );
+    assert!(said(browser, "way").contains("cannot be taken back"));
+    assert_eq!(confirm(browser), format!("1 lease of process {} ended.", reader.pid()));
+    assert!(visit.daemon.client().sessions().unwrap().sessions.is_empty());
+    close(browser);
+    browser.wait_for("document.getElementById('sessions-section').hidden");
+}
