@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_registry::{RemoteFile, RemoteModel};
+use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use tracing_mutex::stdsync::Mutex;
@@ -25,6 +26,8 @@ struct State {
     /// Whether the model has no manifest before all its files have arrived.
     is_composed: bool,
     manifest: Option<Arc<Manifest>>,
+    /// The files of a model without a manifest, by their numbers, with their digests as far as they are known.
+    files: BTreeMap<usize, (Option<Descriptor>, Option<String>)>,
     /// What a transfer of a file is known by.
     transfers: BTreeMap<Digest, Digest>,
     /// Files that are stored.
@@ -41,6 +44,9 @@ pub(crate) struct PullEnd {
     pub(crate) failure: Option<Arc<ErrorBody>>,
 }
 
+/// A file and the name that it has in its model.
+pub(crate) type ListedFile = (Descriptor, Option<String>);
+
 /// What is known of a model's manifest.
 #[derive(Clone, Debug)]
 pub(crate) enum Known {
@@ -56,8 +62,25 @@ impl Arriving {
         let mut state = lock(&self.0);
         match remote {
             RemoteModel::Published(published) => state.manifest = Some(Arc::new(published.manifest.clone())),
-            RemoteModel::Files { .. } => state.is_composed = true,
+            RemoteModel::Files { files, .. } => {
+                let known = |file: &RemoteFile| file.descriptor().or_else(|| file.unchanged());
+                let listed = files.iter().map(|file| (known(file), file.name().map(str::to_owned)));
+                state.files = listed.enumerate().collect();
+                state.is_composed = true;
+            }
         }
+    }
+
+    /// The files of the model and their names, without its configuration; `None` before all their digests are known. Those of
+    /// files in git are known when they have arrived, and such files are small.
+    pub(crate) fn listing(&self) -> Option<Vec<ListedFile>> {
+        let state = lock(&self.0);
+        if let Some(manifest) = &state.manifest {
+            let files = manifest.files().zip(manifest.names()).skip(1);
+            return Some(files.map(|(file, name)| (file.clone(), name.map(str::to_owned))).collect());
+        }
+        let file = |(file, name): &(Option<Descriptor>, Option<String>)| Some((file.clone()?, name.clone()));
+        if state.is_composed { state.files.values().map(file).collect() } else { None }
     }
 
     pub(crate) fn known(&self) -> Known {
@@ -87,8 +110,11 @@ impl Arriving {
         }
     }
 
-    pub(crate) fn set_complete(&self, file: Digest) {
-        lock(&self.0).complete.insert(file);
+    /// The file with this number is stored.
+    pub(crate) fn set_complete(&self, number: usize, file: &Descriptor) {
+        let mut state = lock(&self.0);
+        state.complete.insert(file.digest);
+        state.files.entry(number).and_modify(|(known, _)| *known = Some(file.clone()));
     }
 
     pub(crate) fn is_complete(&self, file: Digest) -> bool {
@@ -100,6 +126,11 @@ impl Arriving {
         let mut state = lock(&self.0);
         state.wanted.insert(file);
         state.transfers.get(&file).copied()
+    }
+
+    /// What the transfer of a file is known by, if it has begun.
+    pub(crate) fn transfer(&self, file: Digest) -> Option<Digest> {
+        lock(&self.0).transfers.get(&file).copied()
     }
 
     pub(crate) fn set_end(&self, failure: Option<ErrorBody>) {

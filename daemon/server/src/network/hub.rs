@@ -12,6 +12,7 @@ use hyper::http::request::Parts;
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Answered, parameter};
+use super::source::{ArrivingFile, Source};
 use crate::ops::{Found, HubFile, Snapshot, View};
 use crate::state::Daemon;
 
@@ -26,26 +27,79 @@ const ERROR_MESSAGE: HeaderName = HeaderName::from_static("x-error-message");
 
 /// `None` if the path is none of the hub's. `path` is decoded.
 pub(super) fn answer(daemon: &Daemon, view: &View, request: &Parts, path: &str) -> Option<Answered> {
-    let asked = |repository, revision, what| Asked { daemon, view, request, repository, revision, what };
+    Some(Asked { daemon, view, request, resource: resource(path)? }.answer())
+}
+
+/// The repository that a path asks about. `path` is decoded.
+pub(super) fn repository(path: &str) -> Option<&str> {
+    Some(resource(path)?.repository)
+}
+
+/// The answer about a model that is being pulled. `file` makes the content of a file.
+pub(super) fn answer_arriving(
+    (daemon, view, request, path): (&Daemon, &View, &Parts, &str),
+    snapshot: &Snapshot,
+    file: impl FnOnce(HubFile) -> Option<ArrivingFile>,
+) -> Option<Answer> {
+    let asked = Asked { daemon, view, request, resource: resource(path)? };
+    let revision = asked.resource.revision.trim_start_matches("refs/heads/");
+    if revision != MAIN && revision != snapshot.commit() {
+        return Some(asked.no_revision());
+    }
+    Some(match asked.resource.what {
+        What::Model => asked.model(snapshot),
+        What::Refs => asked.listing(&refs(&snapshot.commit(), &[]), &snapshot.commit()),
+        What::Tree(folder) => asked.tree(snapshot, folder),
+        What::File(path) => {
+            let found = snapshot.files.get(path).and_then(|known| Some((*known, file(*known)?)));
+            match found {
+                Some((known, file)) => asked.file_answer(snapshot, known, file),
+                None => asked.no_file(snapshot, &format!("no file {path:?}")),
+            }
+        }
+    })
+}
+
+/// Whether the repository that was asked for is not stored.
+pub(super) fn is_unknown_repository(answer: &Answer) -> bool {
+    answer.headers.get(ERROR_CODE).is_some_and(|code| code == NO_REPOSITORY)
+}
+
+/// The error for a model that cannot be pulled from the hub.
+pub(super) fn failure(message: &str) -> Answer {
+    Answer::json(StatusCode::BAD_GATEWAY, &json!({ "error": message })).with(ERROR_MESSAGE, message)
+}
+
+/// What a path asks for.
+struct Resource<'p> {
+    repository: &'p str,
+    revision: &'p str,
+    what: What<'p>,
+}
+
+fn resource(path: &str) -> Option<Resource<'_>> {
+    let resource = |repository, revision, what| Some(Resource { repository, revision, what });
     if let Some(rest) = path.strip_prefix(API) {
         if let Some((repository, rest)) = rest.split_once("/tree/") {
             let (revision, folder) = split_revision(rest);
-            return Some(asked(repository, revision, What::Tree(folder)).answer());
+            return resource(repository, revision, What::Tree(folder));
         }
         if let Some((repository, revision)) = rest.split_once("/revision/") {
-            return Some(asked(repository, revision, What::Model).answer());
+            return resource(repository, revision, What::Model);
         }
-        return Some(match rest.strip_suffix("/refs") {
-            Some(repository) => asked(repository, MAIN, What::Refs).answer(),
-            None => asked(rest, MAIN, What::Model).answer(),
-        });
+        return match rest.strip_suffix("/refs") {
+            Some(repository) => resource(repository, MAIN, What::Refs),
+            None => resource(rest, MAIN, What::Model),
+        };
     }
     let (repository, rest) = path.strip_prefix('/')?.split_once(RESOLVE)?;
     let (revision, file) = split_revision(rest);
-    Some(asked(repository, revision, What::File(file)).answer())
+    resource(repository, revision, What::File(file))
 }
 
 const MAIN: &str = "main";
+/// The code of the error for a repository that is not there.
+const NO_REPOSITORY: &str = "RepoNotFound";
 
 /// A revision and the path after it. Only `refs/heads/…` and `refs/tags/…` have slashes.
 fn split_revision(text: &str) -> (&str, &str) {
@@ -66,27 +120,22 @@ struct Asked<'a> {
     daemon: &'a Daemon,
     view: &'a View,
     request: &'a Parts,
-    repository: &'a str,
-    revision: &'a str,
-    what: What<'a>,
+    resource: Resource<'a>,
 }
 
 impl Asked<'_> {
     fn answer(&self) -> Answered {
         let store = &self.daemon.store;
-        let tags = self.view.hub_tags(store, self.repository)?;
+        let Resource { repository, revision, what } = &self.resource;
+        let tags = self.view.hub_tags(store, repository)?;
         if tags.is_empty() {
-            let message = format!(
-                "{}: no such model is stored here; nothing is fetched from another hub",
-                self.repository
-            );
-            return Ok(missing("RepoNotFound", &message));
+            let message = format!("{repository}: no such model is stored here");
+            return Ok(missing(NO_REPOSITORY, &message));
         }
-        let Some(snapshot) = self.view.snapshot(store, &tags, self.revision)? else {
-            let message = format!("{}: no revision {:?}", self.repository, self.revision);
-            return Ok(missing("RevisionNotFound", &message));
+        let Some(snapshot) = self.view.snapshot(store, &tags, revision)? else {
+            return Ok(self.no_revision());
         };
-        match self.what {
+        match *what {
             What::Model => Ok(self.model(&snapshot)),
             What::Refs => self.refs(&snapshot, &tags),
             What::Tree(folder) => Ok(self.tree(&snapshot, folder)),
@@ -97,7 +146,7 @@ impl Asked<'_> {
     fn model(&self, snapshot: &Snapshot) -> Answer {
         let sibling = |(path, file): (&String, &HubFile)| json!({ "rfilename": path, "size": file.size, "blobId": file.git_id().to_string(), "lfs": lfs(file) });
         let siblings: Vec<Value> = snapshot.files.iter().map(sibling).collect();
-        let (name, commit) = (self.repository, snapshot.commit());
+        let (name, commit) = (self.resource.repository, snapshot.commit());
         let model = json!({
             "_id": commit.get(..24), "id": name, "modelId": name, "sha": commit, "siblings": siblings,
             "private": false, "gated": false, "disabled": false, "tags": [], "downloads": 0, "likes": 0,
@@ -114,9 +163,7 @@ impl Asked<'_> {
             let commit = own.map(|own| own.commit());
             of_tags.push(json!({ "name": name, "ref": format!("refs/tags/{name}"), "targetCommit": commit }));
         }
-        let branches = json!([{ "name": MAIN, "ref": "refs/heads/main", "targetCommit": commit }]);
-        let refs = json!({ "branches": branches, "tags": of_tags, "converts": [] });
-        Ok(self.listing(&refs, &commit))
+        Ok(self.listing(&refs(&commit, &of_tags), &commit))
     }
 
     /// The files below a folder; without `recursive`, only what is directly in it.
@@ -142,7 +189,7 @@ impl Asked<'_> {
             }
         }
         if entries.is_empty() && folders.is_empty() {
-            return missing("EntryNotFound", &format!("{}: no folder {folder:?}", self.repository));
+            return self.no_file(snapshot, &format!("no folder {folder:?}"));
         }
         let commit = snapshot.commit();
         let folder = |path: &String| json!({ "type": "directory", "path": path, "size": 0, "oid": commit });
@@ -151,26 +198,42 @@ impl Asked<'_> {
     }
 
     fn file(&self, snapshot: &Snapshot, tags: &[Reference], path: &str) -> Answered {
-        let commit = snapshot.commit();
-        let unknown = |message: String| missing("EntryNotFound", &message).with(COMMIT, &commit);
         let Some(file) = snapshot.files.get(path) else {
-            return Ok(unknown(format!("{}: no file {path:?}", self.repository)));
+            return Ok(self.no_file(snapshot, &format!("no file {path:?}")));
         };
-        let found = match self.view.file(&self.daemon.store, tags, file.digest)? {
-            Found::There(found) => found,
-            Found::Missing => return Ok(unknown(format!("{}: {path:?} was removed", self.repository))),
-            Found::Withheld(reason) => return Ok(unknown(reason)),
-        };
-        let etag = format!("\"{}\"", file.digest.to_hex());
-        let answer = Answer::file(self.request, found, "application/octet-stream", &etag);
+        Ok(match self.view.file(&self.daemon.store, tags, file.digest)? {
+            Found::There(found) => self.file_answer(snapshot, *file, found),
+            Found::Missing => self.no_file(snapshot, &format!("{path:?} was removed")),
+            Found::Withheld(reason) => self.no_file(snapshot, &reason),
+        })
+    }
+
+    fn file_answer(&self, snapshot: &Snapshot, file: HubFile, content: impl Into<Source>) -> Answer {
+        let (commit, etag) = (snapshot.commit(), format!("\"{}\"", file.digest.to_hex()));
+        let answer = Answer::file(self.request, content, "application/octet-stream", &etag);
         let answer = answer.with(COMMIT, &commit).with(LINKED_ETAG, &etag);
-        let is_by_commit = self.revision == commit;
-        Ok(answer.with(LINKED_SIZE, file.size.to_string()).cached(is_by_commit))
+        answer.with(LINKED_SIZE, file.size.to_string()).cached(self.resource.revision == commit)
+    }
+
+    fn no_file(&self, snapshot: &Snapshot, reason: &str) -> Answer {
+        let message = format!("{}: {reason}", self.resource.repository);
+        missing("EntryNotFound", &message).with(COMMIT, snapshot.commit())
+    }
+
+    fn no_revision(&self) -> Answer {
+        let Resource { repository, revision, .. } = self.resource;
+        missing("RevisionNotFound", &format!("{repository}: no revision {revision:?}"))
     }
 
     fn listing(&self, value: &Value, commit: &str) -> Answer {
-        Answer::json(StatusCode::OK, value).with(COMMIT, commit).cached(self.revision == commit)
+        let is_by_commit = self.resource.revision == commit;
+        Answer::json(StatusCode::OK, value).with(COMMIT, commit).cached(is_by_commit)
     }
+}
+
+fn refs(commit: &str, tags: &[Value]) -> Value {
+    let branches = json!([{ "name": MAIN, "ref": "refs/heads/main", "targetCommit": commit }]);
+    json!({ "branches": branches, "tags": tags, "converts": [] })
 }
 
 fn lfs(file: &HubFile) -> Value {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use blobd_client::protocol::error::ErrorCode;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::host::HUGGING_FACE;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use hyper::StatusCode;
@@ -27,11 +28,12 @@ use self::candidates::candidates;
 use self::model_pull::ModelPull;
 use super::Server;
 use super::answer::{Answer, Answered, parameter};
+use super::hub;
 use super::oci::{self, Part};
 use super::source::{ArrivingFile, Doubted};
 use crate::arriving::Known;
 use crate::locks::lock;
-use crate::ops::View;
+use crate::ops::{HubFile, Snapshot, View};
 use crate::state::Daemon;
 
 /// The pulls for other machines.
@@ -97,8 +99,12 @@ impl PullThrough {
         (request, path, client): (&Parts, &str, u32),
         answered: Answered,
     ) -> Answered {
-        let (Some((name, part)), Ok(answer)) = (oci::part(path), &answered) else { return answered };
+        let Ok(answer) = &answered else { return answered };
         let status = answer.status;
+        if view.offer.hub && hub::is_unknown_repository(answer) {
+            return self.hub(server, view, (request, path, client), answered).await;
+        }
+        let Some((name, part)) = oci::part(path) else { return answered };
         let Some(via) = self.via(request).filter(|_| !view.offer.upstream.is_empty()) else {
             return answered;
         };
@@ -117,6 +123,56 @@ impl PullThrough {
             (Part::Blob(digest), StatusCode::NOT_FOUND) => self.blob(&asked, digest, answered).await,
             _ => answered,
         }
+    }
+
+    /// Answers about a repository of Hugging Face that is not stored.
+    async fn hub(
+        &self,
+        server: &Server,
+        view: &View,
+        (request, path, client): (&Parts, &str, u32),
+        answered: Answered,
+    ) -> Answered {
+        let (Some(repository), Some(via)) = (hub::repository(path), self.via(request)) else {
+            return answered;
+        };
+        let name = format!("{HUGGING_FACE}/{repository}");
+        let asked = Asked { server, view, request, path, client, name: &name, via };
+        let Some(model) = asked.candidates(Reference::DEFAULT_TAG).pop() else { return answered };
+        let Some(pull) = self.pull_of(&asked, &model) else {
+            return Ok(hub::failure("too many models are being pulled"));
+        };
+        let (began, limit) = (Instant::now(), asked.limit(MANIFEST_LIMIT));
+        let files = loop {
+            match (pull.arriving.end(), pull.arriving.listing()) {
+                (Some(end), _) => match Outcome::from_failure(&end) {
+                    Outcome::Failed(message) => return Ok(hub::failure(&message)),
+                    Outcome::Stored => return asked.stored_now().await,
+                    Outcome::Missing | Outcome::Manifest(_) => return answered,
+                },
+                (None, Some(files)) => break files,
+                (None, None) if began.elapsed() > limit => {
+                    return Ok(hub::failure("the hub has not answered, or not sent all small files yet"));
+                }
+                (None, None) => pull.wait().await,
+            }
+        };
+        let snapshot = Snapshot::of_files(&pull.model, &files);
+        let (daemon, mut request) = (&server.daemon, request.clone());
+        let of_file = |known: HubFile| {
+            let (file, _) = files.iter().find(|(file, _)| file.digest == known.digest)?;
+            Some(ArrivingFile::new(Arc::clone(&pull.arriving), file.clone(), Arc::clone(&self.doubted)))
+        };
+        if files.iter().any(|(file, _)| self.may_be_wrong(daemon, &pull, file.digest)) {
+            request.headers.remove(RANGE);
+        }
+        hub::answer_arriving((daemon, view, &request, path), &snapshot, of_file).map_or(answered, Ok)
+    }
+
+    /// Whether a client may have wrong bytes of a file that arrives.
+    fn may_be_wrong(&self, daemon: &Daemon, pull: &ModelPull, file: Digest) -> bool {
+        let transfer = pull.arriving.transfer(file);
+        self.doubted.includes(file, transfer.and_then(|transfer| daemon.transfers.attempt(transfer)).as_ref())
     }
 
     /// The servers that a request to a registry has come from; `None` if it would go in a circle.
@@ -244,9 +300,7 @@ impl PullThrough {
             pull = again;
         }
         let mut request = asked.request.clone();
-        let daemon = &asked.server.daemon;
-        let attempt = pull.arriving.want(digest).and_then(|transfer| daemon.transfers.attempt(transfer));
-        if self.doubted.includes(digest, attempt.as_ref()) {
+        if self.may_be_wrong(&asked.server.daemon, &pull, digest) {
             request.headers.remove(RANGE);
         }
         let file = ArrivingFile::new(Arc::clone(&pull.arriving), file, Arc::clone(&self.doubted));

@@ -272,7 +272,7 @@ impl Incoming<'_> {
             if let Some(arriving) = self.pull.arriving {
                 // Its readers find it in the store.
                 self.ingest.publish()?;
-                arriving.set_complete(new.descriptor.digest);
+                arriving.set_complete(number, &new.descriptor);
             }
             taken.insert(number, new);
         }

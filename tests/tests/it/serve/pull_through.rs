@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::thread;
 
 use blobd_store_format::digest::Digest;
+use blobd_tests::folders::safetensors;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::{BlobDelivery, FakeRegistry, Fault};
 use blobd_tests::store_dir::check_blobs;
@@ -276,6 +277,71 @@ fn stored_models_are_served_without_their_registry() {
     assert!(site.get(&path_of(&file)).body == file);
     let refused = site.get("/v2/other/manifests/latest");
     assert_eq!(refused.refusal(), (502, "UNKNOWN".to_owned()));
+}
+
+const REPOSITORY: &str = "org/folder";
+
+/// A hub with a model of safetensors, whose files are those of the list.
+fn hub(files: &[(&str, &[u8])]) -> FakeRegistry {
+    let hub = FakeRegistry::start().unwrap();
+    hub.add_folder(REPOSITORY, "0123456789abcdef0123456789abcdef01234567", files);
+    hub
+}
+
+/// A machine that pulls from a hub in place of Hugging Face.
+fn site_of_hub(hub: &FakeRegistry, settings: &str) -> Site {
+    Site::start_with(&format!(
+        "hub = true\nupstream = [\"hf.co\"]\n{settings}\n\
+         [transfer]\nstall_timeout_seconds = 1\n[mirrors]\n\"hf.co\" = \"{}\"\n",
+        hub.url()
+    ))
+}
+
+#[test]
+fn client_of_the_hub_gets_a_repository_that_is_not_stored() {
+    let weights = safetensors(&[(1, "a"), (2, "b")]);
+    let config = br#"{"architectures":["BertModel"],"model_type":"bert"}"#;
+    let files: [(&str, &[u8]); 3] =
+        [("README.md", b"# A model"), ("config.json", config), ("model.safetensors", &weights)];
+    let hub = hub(&files);
+    let site = site_of_hub(&hub, "");
+    // The weights do not arrive yet.
+    let digest = Digest::of(&weights).to_hex();
+    hub.add_fault(&digest, usize::MAX, Fault::StallAfter(1000, DEADLINE));
+    let model = site.get(&format!("/api/models/{REPOSITORY}/revision/main")).json();
+    let commit = model["sha"].as_str().unwrap();
+    let siblings: Vec<_> =
+        model["siblings"].as_array().unwrap().iter().map(|file| &file["rfilename"]).collect();
+    assert_eq!(siblings, ["README.md", "config.json", "model.safetensors"]);
+    let tree = site.get(&format!("/api/models/{REPOSITORY}/tree/{commit}?recursive=true")).json();
+    assert_eq!((&tree[2]["lfs"]["oid"], &tree[2]["size"]), (&json!(digest), &json!(weights.len())));
+    let refs = site.get(&format!("/api/models/{REPOSITORY}/refs")).json();
+    assert_eq!(refs["branches"][0]["targetCommit"], *commit);
+    let path = |revision: &str, file: &str| format!("/{REPOSITORY}/resolve/{revision}/{file}");
+    assert_eq!(site.get(&path(commit, "config.json")).body, config);
+    let head = site.head(&path("main", "model.safetensors"));
+    assert_eq!((head.status, head.header("x-repo-commit")), (200, Some(commit)));
+    assert_eq!(head.header("etag"), Some(&*format!("\"{digest}\"")));
+    for (path, code) in [
+        (path(commit, "model.bin"), "EntryNotFound"),
+        (path("v2", "config.json"), "RevisionNotFound"),
+        ("/api/models/no/such/revision/main".to_owned(), "RepoNotFound"),
+    ] {
+        assert_eq!(site.get(&path).header("x-error-code"), Some(code), "{path}");
+    }
+    hub.clear_faults();
+    for (name, bytes) in files {
+        assert!(site.get(&path(commit, name)).body == bytes, "{name}");
+    }
+    eventually("the model has its name", || is_stored(&site, "hf.co/org/folder"));
+    check_blobs(&site.folder.path().join("store"));
+    let asked = hub.requests().len();
+    assert_eq!(site.get(&format!("/api/models/{REPOSITORY}/revision/main")).json(), model);
+    assert!(site.get(&path(commit, "model.safetensors")).body == weights);
+    assert_eq!(hub.requests().len(), asked, "the second client costs the hub nothing");
+    let hidden = site_of_hub(&hub, "models = [\"tiny\"]");
+    assert_eq!(hidden.get(&format!("/api/models/{REPOSITORY}/revision/main")).status, 404);
+    assert_eq!(hub.requests().len(), asked);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use blobd_store::Store;
+use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_paths::{ListedFile, paths};
 use blobd_store_format::git_id::GitId;
@@ -38,6 +39,29 @@ impl HubFile {
 }
 
 impl Snapshot {
+    /// The files of a model that may not be stored yet.
+    pub(crate) fn of_files(tag: &Reference, files: &[(Descriptor, Option<String>)]) -> Self {
+        let mut snapshot = Self::default();
+        snapshot.add(tag, files);
+        snapshot
+    }
+
+    fn add(&mut self, tag: &Reference, files: &[(Descriptor, Option<String>)]) {
+        let listed = files.iter().map(|(file, name)| ListedFile {
+            media_type: &file.media_type,
+            name: name.as_deref(),
+            digest: file.digest,
+            extension: None,
+        });
+        let paths = paths(&format!("{}-{}", tag.model(), tag.tag()), &listed.collect::<Vec<_>>());
+        for (path, (file, _)) in paths.into_iter().zip(files) {
+            let file = HubFile { digest: file.digest, size: file.size };
+            let is_taken = self.files.get(&path).is_some_and(|other| *other != file);
+            let path = if is_taken { format!("{}/{path}", tag.tag()) } else { path };
+            self.files.insert(path, file);
+        }
+    }
+
     /// 40 hexadecimal digits, as git's: the same for the same files.
     pub(crate) fn commit(&self) -> String {
         let mut listing = String::new();
@@ -89,20 +113,8 @@ fn snapshot(store: &Store, tags: &[Reference]) -> Result<Snapshot, OpError> {
         let mut contents = model.contents()?;
         // It describes the model to a registry.
         contents.retain(|named| named.file.descriptor.digest != model.manifest.config().digest);
-        let listed = contents.iter().map(|named| ListedFile {
-            media_type: &named.file.descriptor.media_type,
-            name: named.name.as_deref(),
-            digest: named.file.descriptor.digest,
-            extension: None,
-        });
-        let paths = paths(&format!("{}-{}", tag.model(), tag.tag()), &listed.collect::<Vec<_>>());
-        for (path, named) in paths.into_iter().zip(&contents) {
-            let descriptor = &named.file.descriptor;
-            let file = HubFile { digest: descriptor.digest, size: descriptor.size };
-            let is_taken = snapshot.files.get(&path).is_some_and(|other| *other != file);
-            let path = if is_taken { format!("{}/{path}", tag.tag()) } else { path };
-            snapshot.files.insert(path, file);
-        }
+        let files: Vec<_> = contents.into_iter().map(|named| (named.file.descriptor, named.name)).collect();
+        snapshot.add(tag, &files);
     }
     Ok(snapshot)
 }
