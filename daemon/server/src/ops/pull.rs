@@ -281,10 +281,8 @@ impl Incoming<'_> {
 
     /// The next file to receive.
     fn next(&self, left: &BTreeSet<usize>, files: &[RemoteFile]) -> Option<usize> {
-        match self.pull.arriving {
-            Some(arriving) => arriving.next(left, files),
-            None => left.first().copied(),
-        }
+        let arriving = self.pull.arriving;
+        arriving.map_or_else(|| left.first().copied(), |arriving| arriving.next(left, files))
     }
 
     fn take(&mut self, file: &RemoteFile) -> Result<NewFile, OpError> {
