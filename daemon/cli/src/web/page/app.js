@@ -80,8 +80,8 @@ const tables = {
     size("As files", (model) => model.size, { isWide: true }),
     size("On disk", onDisk, { optional: true }),
     { title: "Shared", number: true, optional: true, sort: sharedPart, text: (model) => (onDisk(model) > 0 && model.shared_bytes > 0 ? percent(model.shared_bytes, onDisk(model)) : "–") },
-    { title: "In memory", number: true, optional: true, text: (model) => work.memoryOf(model.name) },
-    { title: "Last opened", short: true, optional: true, sort: (model) => Date.parse(model.last_opened ?? 0) || 0, text: lastOpened },
+    { title: "In memory", number: true, optional: true, isWide: true, text: (model) => work.memoryOf(model.name) },
+    { title: "Last opened", short: true, optional: true, isWide: true, sort: (model) => Date.parse(model.last_opened ?? 0) || 0, text: lastOpened },
   ], { sorted: { column: 3, descending: true }, empty: "No model.", most: ROWS }),
   gc: new Table(find("gc"), [
     { title: "What", text: (row) => row.what },

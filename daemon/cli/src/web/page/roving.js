@@ -95,7 +95,7 @@ export function element(name, attributes, text) {
 }
 
 // The width of a character of the labels, on average; fonts differ.
-const CHARACTER = 7.2;
+const CHARACTER = 7.6;
 
 /** As much of a text as fits a width, cut in the middle because names differ at both ends; nothing if that says little. */
 export function fitting(text, width) {

@@ -38,7 +38,7 @@ export class Work {
   #sessionTable = new Table(find("sessions"), [
     { title: "Model", text: (session) => session.model, sort: (session) => session.model },
     { title: "Program", text: (session) => engine(session) + (session.container ? ` in ${session.container}` : "") },
-    { title: "Process", number: true, text: (session) => { const pid = session.engine?.pid ?? session.pid; return pid > 0 ? String(pid) : "–"; }, sort: (session) => session.pid },
+    { title: "Process", number: true, isWide: true, text: (session) => { const pid = session.engine?.pid ?? session.pid; return pid > 0 ? String(pid) : "–"; }, sort: (session) => session.pid },
     { title: "User", isWide: true, text: user, sort: user },
     { title: "Since", short: true, isWide: true, text: (session) => relative(session.since), sort: (session) => Date.parse(session.since) },
     { title: "Mapped", number: true, isWide: true, sort: (session) => session.bytes_mapped ?? 0, text: (session) => (session.bytes_mapped === undefined ? "–" : bytes(session.bytes_mapped)) },
