@@ -176,17 +176,38 @@ impl Visit<'_, '_> {
     }
 }
 
-/// Lists a directory. Each component of its path is opened by itself, so that no symbolic link is followed.
-fn list(root: &Directory, path: &Path, depth: usize) -> Result<Arc<[NameEntry]>, StoreError> {
-    let mut opened = None;
+/// Opens the directory at `path`. Each component is opened by itself, so that no symbolic link is followed.
+fn open(root: &Directory, path: &Path) -> Result<Option<Directory>, StoreError> {
+    let mut opened = root.find_directory(".")?;
     for component in path {
-        match opened.as_ref().unwrap_or(root).find_directory(component)? {
-            Some(below) => opened = Some(below),
-            None => return Ok(Arc::default()),
+        let Some(directory) = opened else { break };
+        opened = directory.find_directory(component)?;
+    }
+    Ok(opened)
+}
+
+/// The paths of the files, where tags belong, that equal `place` except for the case of letters. Lists only the directories
+/// on the way there, so that it takes hardly longer in a store with many models.
+pub(crate) fn files_named(root: &Directory, place: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    let mut found = vec![PathBuf::new()];
+    for (depth, name) in place.iter().enumerate() {
+        for path in std::mem::take(&mut found) {
+            let Some(directory) = open(root, &path)? else { continue };
+            directory.each_entry(|entry| {
+                if entry.name.eq_ignore_ascii_case(name) && entry.is_dir() == (depth < DEPTH) {
+                    found.push(path.join(&entry.name));
+                }
+                Ok(())
+            })?;
         }
     }
+    Ok(found)
+}
+
+fn list(root: &Directory, path: &Path, depth: usize) -> Result<Arc<[NameEntry]>, StoreError> {
+    let Some(directory) = open(root, path)? else { return Ok(Arc::default()) };
     let mut entries = Vec::new();
-    opened.as_ref().unwrap_or(root).each_entry(|entry| {
+    directory.each_entry(|entry| {
         let path = path.join(&entry.name);
         let is_at_tag_level = depth == DEPTH;
         let reference = layout::parse_tag_place(&path).filter(|_| is_at_tag_level);
@@ -229,6 +250,28 @@ mod tests {
         })
         .unwrap();
         found
+    }
+
+    #[test]
+    fn files_in_another_case_are_found_at_each_level() {
+        let folder = tree(&[
+            "r.io/n/Model/Q8",
+            "R.io/n/model/q8",
+            "r.io/n/other/q8",
+            "r.io/n/model2",
+            "r.io/n/dir/q8/x",
+        ]);
+        let root = Root::open(folder.path()).unwrap();
+        let manifests = root.existing_directory(layout::MANIFESTS).unwrap();
+        let found = |place: &str| {
+            let mut found = files_named(&manifests, Path::new(place)).unwrap();
+            found.sort();
+            found.into_iter().map(|path| path.to_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(found("r.IO/N/mOdel/q8"), ["R.io/n/model/q8", "r.io/n/Model/Q8"]);
+        for absent in ["r.io/n/model/q4", "r.io/n/model2/q8", "r.io/n/dir/q8", "r.io/m/model/q8"] {
+            assert_eq!(found(absent), [""; 0], "{absent}");
+        }
     }
 
     #[test]

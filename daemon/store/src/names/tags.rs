@@ -12,7 +12,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 
 use crate::StoreError;
-use crate::content::name_tree::{Found, NameEntry, NameTree};
+use crate::content::name_tree::{self, Found, NameEntry, NameTree};
 use crate::error::DisplayPath;
 use crate::ledger::accounting::Reservation;
 use crate::names::Names;
@@ -184,10 +184,11 @@ fn case_in(root: &Root, reference: &Reference) -> Result<Option<Reference>, Stor
         let (host, namespace, model) = (reference.host(), reference.namespace(), reference.model());
         return Ok(Reference::from_parts(host, namespace, model, reference.tag()).ok());
     }
-    let mut names = Vec::new();
-    collect_names(root, &mut names)?;
-    names.sort();
-    let found = names.into_iter().find(|stored| stored.same_model(reference));
+    let manifests = root.existing_directory(layout::MANIFESTS)?;
+    let place = path.strip_prefix(layout::MANIFESTS).unwrap_or(&path);
+    let places = name_tree::files_named(&manifests, place)?;
+    let names = places.iter().filter_map(|place| layout::parse_tag_place(place));
+    let found = names.filter(|stored| stored.same_model(reference)).min();
     match status {
         // It is not a tag, but nothing else can get its name.
         Some(status) if found.is_none() && !status.is_file() => {
