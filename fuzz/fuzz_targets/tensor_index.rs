@@ -7,7 +7,8 @@
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::tensor_index::{Referrers, TensorIndex};
+use blobd_store_format::artifact::Referrers;
+use blobd_store_format::tensor_index::TensorIndex;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -19,15 +20,15 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(TensorIndex::in_manifest(&manifest) == index);
         }
     }
-    let Ok(list) = Referrers::parse(bytes) else { return };
+    let Ok(list) = Referrers::parse(bytes, &TensorIndex::KIND) else { return };
     assert!(list.candidates().iter().all(|candidate| candidate.size <= TensorIndex::MAX_BYTES));
     let own = Descriptor {
         media_type: MediaType::new(MediaType::OCI_MANIFEST),
         digest: Digest::of(b"index"),
         size: 5,
     };
-    let Some(longer) = Referrers::with_index(Some(bytes), &own).expect("it is a list") else { return };
-    let longer_list = Referrers::parse(&longer).expect("it was a list before");
+    let Some(longer) = Referrers::with_artifact(Some(bytes), &TensorIndex::KIND, &own).expect("it is a list") else { return };
+    let longer_list = Referrers::parse(&longer, &TensorIndex::KIND).expect("it was a list before");
     assert!(longer_list.candidates().contains(&own));
-    assert!(Referrers::with_index(Some(&longer), &own).expect("it is a list").is_none());
+    assert!(Referrers::with_artifact(Some(&longer), &TensorIndex::KIND, &own).expect("it is a list").is_none());
 });

@@ -54,6 +54,7 @@
 #![allow(missing_docs, reason = "a name that says it all needs no comment")]
 
 pub mod archive;
+pub mod artifact;
 pub mod content_type;
 pub mod delta;
 pub mod derived_name;

@@ -73,6 +73,12 @@ impl Manifest {
         self.digest
     }
 
+    /// The descriptor of the manifest itself.
+    pub fn descriptor(&self) -> Descriptor {
+        let media_type = self.media_type().unwrap_or_else(|| MediaType::new(MediaType::OCI_MANIFEST));
+        Descriptor { media_type, digest: self.digest, size: self.raw.len() as u64 }
+    }
+
     pub const fn config(&self) -> &Descriptor {
         &self.config
     }

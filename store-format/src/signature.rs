@@ -5,9 +5,11 @@
 //! signature is the caller's to check, over [`Bundle::signed_bytes`]: this crate has no cryptography. Bundles come from
 //! registries and users, so nothing in them is trusted before that, and everything has a limit.
 
+mod artifact;
 mod bundle;
 mod statement;
 
+pub use self::artifact::SignatureArtifact;
 pub use self::bundle::{Bundle, signed_bytes};
 pub use self::statement::{Difference, ModelFile, Statement};
 

@@ -1,20 +1,17 @@
 //! Tensor indexes: manifests beside a model at its registry that list the tensors in its files.
 //!
 //! A tensor index is an OCI artifact whose `subject` is the model's manifest, which keeps its digest. It has one layer per
-//! file: the file's [recipe](crate::recipe), compressed with zstd. `docs/PULLING.md` specifies it. A registry lists
-//! the artifact with the manifests that refer to the model; where it has no such list, an image index under a tag made of
-//! the model's digest is the list ([`Referrers`]).
+//! file: the file's [recipe](crate::recipe), compressed with zstd. `docs/PULLING.md` specifies it.
 //!
 //! Nothing in an index is trusted: it is only used to choose what to download, and the digest of the file decides.
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::descriptor::{Descriptor, MediaType};
+use crate::artifact::{Artifact, ArtifactError, ArtifactKind, Entry};
+use crate::descriptor::Descriptor;
 use crate::digest::Digest;
-use crate::json_error::reason;
 use crate::manifest::Manifest;
 
 /// A checked tensor index.
@@ -32,8 +29,12 @@ impl TensorIndex {
     pub const FILE_ANNOTATION: &str = "vnd.blobd.file.digest";
     /// The longest manifest read: 1,000 files.
     pub const MAX_BYTES: u64 = 256 << 10;
-    /// The configuration of an artifact without one, by OCI's specification.
-    pub const CONFIG: &[u8] = b"{}";
+    /// What such an artifact is. A model has one.
+    pub const KIND: ArtifactKind = ArtifactKind {
+        artifact_type: Self::ARTIFACT_TYPE,
+        max_manifest_bytes: Self::MAX_BYTES,
+        is_single: true,
+    };
     /// A shorter file is downloaded as fast as an index.
     pub const MIN_FILE_BYTES: u64 = 1 << 20;
 
@@ -49,32 +50,17 @@ impl TensorIndex {
     /// The bytes of the index of a model, for files and their compressed recipes.
     ///
     /// # Errors
-    /// [`TensorIndexError::Json`] if they cannot be written as JSON.
+    /// [`TensorIndexError::Artifact`] if they cannot be written as JSON.
     pub fn compose(
         subject: &Descriptor,
         recipes: &[(Digest, Descriptor)],
     ) -> Result<Vec<u8>, TensorIndexError> {
-        let layer = |(file, recipe): &(Digest, Descriptor)| Entry {
-            annotations: Some(BTreeMap::from([(
-                Self::FILE_ANNOTATION.to_owned(),
-                Value::from(file.to_string()),
-            )])),
-            ..Entry::new(recipe)
+        let layer = |(file, recipe): &(Digest, Descriptor)| {
+            let annotations = [(Self::FILE_ANNOTATION.to_owned(), Value::from(file.to_string()))];
+            Entry::new(recipe).annotated(annotations.into())
         };
-        let empty = Descriptor {
-            media_type: MediaType::new("application/vnd.oci.empty.v1+json"),
-            digest: Digest::of(Self::CONFIG),
-            size: Self::CONFIG.len() as u64,
-        };
-        let artifact = Artifact {
-            schema_version: Some(2),
-            media_type: Some(MediaType::new(MediaType::OCI_MANIFEST)),
-            artifact_type: Some(MediaType::new(Self::ARTIFACT_TYPE)),
-            config: Some(Entry::new(&empty)),
-            layers: recipes.iter().map(layer).collect(),
-            subject: Some(Entry::new(subject)),
-        };
-        Ok(serde_json::to_vec(&artifact)?)
+        let layers = recipes.iter().map(layer).collect();
+        Ok(Artifact::compose(&Self::KIND, subject, layers, None)?)
     }
 
     /// Checks the bytes of an index of the manifest `subject`.
@@ -82,19 +68,7 @@ impl TensorIndex {
     /// # Errors
     /// [`TensorIndexError`] if it is of another type or another manifest, or has no recipe.
     pub fn parse(raw: &[u8], subject: Digest) -> Result<Self, TensorIndexError> {
-        let artifact: Artifact = serde_json::from_slice(raw)?;
-        let config = artifact.config.as_ref().map(|config| &config.media_type);
-        let kind = artifact.artifact_type.as_ref().or(config);
-        if kind.is_none_or(|kind| kind.as_str() != Self::ARTIFACT_TYPE) {
-            return Err(TensorIndexError::Kind);
-        }
-        match artifact.subject {
-            Some(found) if found.digest == subject => {}
-            found => {
-                let found = found.map_or_else(|| "none".to_owned(), |found| found.digest.to_string());
-                return Err(TensorIndexError::Subject { expected: subject, found });
-            }
-        }
+        let artifact = Artifact::parse(raw, &Self::KIND, subject)?;
         Self::of_layers(artifact.layers)
     }
 
@@ -132,138 +106,16 @@ impl TensorIndex {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorIndexError {
-    #[error("tensor index: {}", reason(.0))]
-    Json(#[from] serde_json::Error),
-    #[error("tensor index: wrong type: expected {}", TensorIndex::ARTIFACT_TYPE)]
-    Kind,
-    #[error("tensor index: wrong subject: expected {expected}, found {found}")]
-    Subject { expected: Digest, found: String },
+    #[error("tensor index: {0}")]
+    Artifact(#[from] ArtifactError),
     #[error("tensor index: no recipes in it")]
     NoRecipes,
 }
 
-/// The manifests that refer to another one, as an image index lists them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Referrers {
-    candidates: Vec<Descriptor>,
-}
-
-impl Referrers {
-    /// The longest list read.
-    pub const MAX_BYTES: u64 = 256 << 10;
-    /// How many manifests are looked at whose type the list does not say.
-    const MAX_UNTYPED: usize = 2;
-
-    /// The tag of the list at a registry without an interface for it.
-    pub fn fallback_tag(subject: Digest) -> String {
-        subject.to_string().replace(':', "-")
-    }
-
-    /// Reads the list from an image index.
-    ///
-    /// # Errors
-    /// [`TensorIndexError::Json`] for anything else: some registries answer the tag with the model's own manifest.
-    pub fn parse(raw: &[u8]) -> Result<Self, TensorIndexError> {
-        let list: List = serde_json::from_slice(raw)?;
-        let is_short = |entry: &Entry| entry.size <= TensorIndex::MAX_BYTES;
-        let (typed, others): (Vec<_>, Vec<_>) =
-            list.manifests.into_iter().filter(is_short).partition(|entry| entry.artifact_type.is_some());
-        let is_index = |entry: &Entry| {
-            entry.artifact_type.as_ref().is_some_and(|kind| kind.as_str() == TensorIndex::ARTIFACT_TYPE)
-        };
-        let typed = typed.into_iter().filter(is_index);
-        // Some programs write the list without types.
-        let candidates = typed.chain(others.into_iter().take(Self::MAX_UNTYPED));
-        Ok(Self { candidates: candidates.map(Entry::into_descriptor).collect() })
-    }
-
-    /// The manifests that may be tensor indexes, the most likely first.
-    pub fn candidates(&self) -> &[Descriptor] {
-        &self.candidates
-    }
-
-    /// The list `raw` with this tensor index instead of earlier ones; everything else in it stays. `None` if it is listed
-    /// already.
-    ///
-    /// # Errors
-    /// [`TensorIndexError::Json`] if `raw` is not an image index.
-    pub fn with_index(raw: Option<&[u8]>, index: &Descriptor) -> Result<Option<Vec<u8>>, TensorIndexError> {
-        let mut list = match raw {
-            Some(raw) => {
-                let _checked: List = serde_json::from_slice(raw)?;
-                serde_json::from_slice(raw)?
-            }
-            None => serde_json::json!({
-                "schemaVersion": 2,
-                "mediaType": MediaType::OCI_INDEX,
-                "manifests": [],
-            }),
-        };
-        let Some(Value::Array(entries)) = list.get_mut("manifests") else { return Ok(None) };
-        let text = index.digest.to_string();
-        if entries.iter().any(|entry| entry.get("digest").is_some_and(|digest| *digest == text)) {
-            return Ok(None);
-        }
-        entries
-            .retain(|entry| entry.get("artifactType").is_none_or(|kind| *kind != TensorIndex::ARTIFACT_TYPE));
-        let own =
-            Entry { artifact_type: Some(MediaType::new(TensorIndex::ARTIFACT_TYPE)), ..Entry::new(index) };
-        entries.push(serde_json::to_value(own)?);
-        Ok(Some(serde_json::to_vec(&list)?))
-    }
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Artifact {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    schema_version: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    media_type: Option<MediaType>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    artifact_type: Option<MediaType>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    config: Option<Entry>,
-    layers: Vec<Entry>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    subject: Option<Entry>,
-}
-
-#[derive(Deserialize)]
-struct List {
-    manifests: Vec<Entry>,
-}
-
-/// A descriptor with what the specification allows in it besides.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Entry {
-    media_type: MediaType,
-    digest: Digest,
-    size: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    artifact_type: Option<MediaType>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    annotations: Option<BTreeMap<String, Value>>,
-}
-
-impl Entry {
-    fn new(Descriptor { media_type, digest, size }: &Descriptor) -> Self {
-        let media_type = media_type.clone();
-        Self { media_type, digest: *digest, size: *size, artifact_type: None, annotations: None }
-    }
-
-    fn into_descriptor(self) -> Descriptor {
-        let Self { media_type, digest, size, .. } = self;
-        Descriptor { media_type, digest, size }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
+    use crate::descriptor::MediaType;
 
     fn descriptor(content: &str, media_type: &str) -> Descriptor {
         let media_type = MediaType::new(media_type);
@@ -298,57 +150,25 @@ mod tests {
     fn index_of_another_manifest_or_type_is_refused() {
         let (raw, own) = (index_of("model"), Digest::of(b"model"));
         let other = TensorIndex::parse(&raw, Digest::of(b"other"));
-        assert!(matches!(other, Err(TensorIndexError::Subject { .. })));
+        assert!(matches!(other, Err(TensorIndexError::Artifact(ArtifactError::Subject { .. }))));
         let changed = |from: &str, to: &str| {
             let text = String::from_utf8(raw.clone()).unwrap();
             assert!(text.contains(from), "{text}");
             TensorIndex::parse(text.replace(from, to).as_bytes(), own)
         };
-        assert!(matches!(changed("\"subject\"", "\"object\""), Err(TensorIndexError::Subject { .. })));
-        assert!(matches!(changed("tensor-index", "sbom"), Err(TensorIndexError::Kind)));
+        assert!(matches!(
+            changed("\"subject\"", "\"object\""),
+            Err(TensorIndexError::Artifact(ArtifactError::Subject { .. }))
+        ));
+        assert!(matches!(
+            changed("tensor-index", "sbom"),
+            Err(TensorIndexError::Artifact(ArtifactError::Kind { .. }))
+        ));
         assert!(matches!(changed("file.digest", "file"), Err(TensorIndexError::NoRecipes)));
         assert!(matches!(changed("recipe.v1", "recipe.v9"), Err(TensorIndexError::NoRecipes)));
-        assert!(matches!(changed("sha256:", "sha256:../"), Err(TensorIndexError::Json(_))));
-    }
-
-    #[test]
-    fn list_names_indexes_first_and_then_manifests_without_a_type() {
-        let entry = |content: &str, kind: Option<&str>| {
-            let Descriptor { media_type, digest, size } = descriptor(content, MediaType::OCI_MANIFEST);
-            let mut entry = json!({ "mediaType": media_type, "digest": digest, "size": size });
-            if let Some(kind) = kind {
-                entry["artifactType"] = kind.into();
-            }
-            entry
-        };
-        let own = Some(TensorIndex::ARTIFACT_TYPE);
-        let untyped = ["u", "v", "w"].map(|content| entry(content, None));
-        let entries = [&untyped[..], &[entry("sbom", Some("x/y")), entry("index", own)]].concat();
-        let raw = json!({ "schemaVersion": 2, "manifests": entries }).to_string();
-        let list = Referrers::parse(raw.as_bytes()).unwrap();
-        let found: Vec<_> = list.candidates().iter().map(|entry| entry.digest).collect();
-        assert_eq!(found, [&b"index"[..], b"u", b"v"].map(Digest::of));
-        // Some registries answer the tag with the model itself.
-        assert!(Referrers::parse(&index_of("model")).is_err());
-    }
-
-    #[test]
-    fn index_replaces_an_earlier_one_in_the_list_and_nothing_else() {
-        let (first, second) =
-            (descriptor("1", MediaType::OCI_MANIFEST), descriptor("2", MediaType::OCI_MANIFEST));
-        let list = Referrers::with_index(None, &first).unwrap().unwrap();
-        assert_eq!(Referrers::with_index(Some(&list), &first).unwrap(), None);
-        let mut json: Value = serde_json::from_slice(&list).unwrap();
-        json["x-unknown"] = 7.into();
-        let signature =
-            json!({ "mediaType": "a/b", "digest": Digest::of(b"s"), "size": 1, "artifactType": "c/d" });
-        json["manifests"].as_array_mut().unwrap().push(signature);
-        let list = Referrers::with_index(Some(json.to_string().as_bytes()), &second).unwrap().unwrap();
-        let json: Value = serde_json::from_slice(&list).unwrap();
-        let digests: Vec<_> =
-            json["manifests"].as_array().unwrap().iter().map(|entry| entry["digest"].clone()).collect();
-        assert_eq!(digests, [Digest::of(b"s").to_string(), second.digest.to_string()]);
-        assert_eq!((&json["x-unknown"], &json["mediaType"]), (&7.into(), &MediaType::OCI_INDEX.into()));
-        assert!(Referrers::with_index(Some(b"{}"), &first).is_err());
+        assert!(matches!(
+            changed("sha256:", "sha256:../"),
+            Err(TensorIndexError::Artifact(ArtifactError::Json(_)))
+        ));
     }
 }

@@ -1,6 +1,7 @@
 //! Tensor indexes at the fake registry, right ones and forged ones.
 
 use blobd_registry::PackedRecipe;
+use blobd_store_format::artifact::Referrers;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::HeaderReader;
@@ -8,7 +9,7 @@ use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::split::{SplitPlan, Target};
 use blobd_store_format::tensor::TensorFormat;
-use blobd_store_format::tensor_index::{Referrers, TensorIndex};
+use blobd_store_format::tensor_index::TensorIndex;
 
 use crate::registry::FakeRegistry;
 
@@ -109,7 +110,7 @@ impl<'r> IndexedModel<'r> {
         let index = TensorIndex::compose(&subject, &[(self.file, recipe)]).unwrap();
         self.registry.add_manifest(&format!("{}:index", self.name.0), &index);
         let index = descriptor(&index, MediaType::OCI_MANIFEST);
-        let list = Referrers::with_index(None, &index).unwrap().unwrap();
+        let list = Referrers::with_artifact(None, &TensorIndex::KIND, &index).unwrap().unwrap();
         let tag = Referrers::fallback_tag(self.manifest.digest());
         self.registry.add_manifest(&format!("{}:{tag}", self.name.0), &list);
     }

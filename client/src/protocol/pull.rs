@@ -244,6 +244,9 @@ pub struct Pushed {
     /// The tensor index; absent if the model has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<PushedIndex>,
+    /// The signatures that the store has of the model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signatures: Vec<PushedSignature>,
     /// Whether this was a dry run, which sends nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
@@ -254,17 +257,29 @@ pub struct Pushed {
 pub struct PushedIndex {
     /// Its size in bytes.
     pub size: u64,
-    pub delivery: IndexDelivery,
+    pub delivery: ArtifactDelivery,
     /// Why the registry did not take it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// Whether a registry got a tensor index.
+/// A signature of a model that was pushed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PushedSignature {
+    /// The ID of the key that it names: the SHA-256 of the public key's PEM file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_id: Option<String>,
+    pub delivery: ArtifactDelivery,
+    /// Why the registry did not take it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// Whether a registry got a tensor index, or a signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum IndexDelivery {
+pub enum ArtifactDelivery {
     /// The repository had it already.
     Present,
     /// It was sent, or in a dry run would be.

@@ -6,7 +6,9 @@ use blobd_cli_common::model_name::{ModelName, only, parse_new_name};
 use blobd_cli_common::output::{counted, human_bytes, print_json, printable, sum_of_parts};
 use blobd_cli_common::progress::{Bar, Progress};
 use blobd_client::protocol::event::{Event, WorkProgress};
-use blobd_client::protocol::pull::{FileDelivery, IndexDelivery, PushParams, Pushed, PushedIndex};
+use blobd_client::protocol::pull::{
+    ArtifactDelivery, FileDelivery, PushParams, Pushed, PushedIndex, PushedSignature,
+};
 use blobd_store_format::size::parse_rate;
 use clap::Args;
 
@@ -21,7 +23,8 @@ use crate::{ErrorBody, Reference};
   blobd push tiny:q4 lan:5000/tiny --insecure --limit-rate 20MB
 
 The manifest that the registry gets has the same bytes as in the store. Files that the registry has
-already are not sent. Beside it goes an index of its tensors, under 0.05 % of its size.
+already are not sent. Beside it go its signatures, and an index of its tensors, under 0.05 % of its
+size.
 `blobd login HOST` stores credentials. Ctrl-C stops with exit code 130.")]
 pub(super) struct Params {
     /// The model
@@ -90,16 +93,30 @@ fn render(pushed: &Pushed) -> String {
         false => String::new(),
     };
     let index = pushed.index.as_ref().map_or_else(String::new, render_index);
-    format!("{destination} {}: {}{sources}{files}\n{replaced}{index}", digest.short(), human_bytes(*size))
+    let signatures = render_signatures(&pushed.signatures);
+    let size = human_bytes(*size);
+    format!("{destination} {}: {size}{sources}{files}\n{replaced}{index}{signatures}", digest.short())
+}
+
+/// Lines about the signatures, unless the registry had them.
+fn render_signatures(signatures: &[PushedSignature]) -> String {
+    let sent = signatures.iter().filter(|signature| signature.delivery == ArtifactDelivery::Sent).count();
+    let sent = match sent {
+        0 => String::new(),
+        sent => format!("  with {}\n", counted(sent, "signature")),
+    };
+    let refused = signatures.iter().filter_map(|signature| signature.reason.as_ref());
+    let refused = refused.map(|reason| format!("  without a signature: {}\n", printable(reason)));
+    sent + &refused.collect::<String>()
 }
 
 /// A line about the tensor index, unless there is nothing to do about it.
 fn render_index(index: &PushedIndex) -> String {
     match (index.delivery, &index.reason) {
-        (IndexDelivery::Refused, Some(reason)) => {
+        (ArtifactDelivery::Refused, Some(reason)) => {
             format!("  without a tensor index: {}\n", printable(reason))
         }
-        (IndexDelivery::Sent, _) => format!("  with a tensor index of {}\n", human_bytes(index.size)),
+        (ArtifactDelivery::Sent, _) => format!("  with a tensor index of {}\n", human_bytes(index.size)),
         _ => String::new(),
     }
 }

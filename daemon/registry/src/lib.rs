@@ -47,6 +47,7 @@
 #![allow(missing_docs, reason = "a name that says it all needs no comment")]
 
 mod address_scope;
+mod artifacts;
 mod auth;
 mod challenge;
 mod connect_failure;
@@ -73,6 +74,7 @@ mod request;
 mod resolve;
 mod retry;
 mod server_reason;
+mod signatures;
 mod stream;
 mod tensor_index;
 
@@ -89,6 +91,7 @@ use std::sync::Arc;
 use hyper::header::HeaderValue;
 
 pub use self::address_scope::AddressScope;
+use self::artifacts::ReferrersLists;
 pub use self::connect_failure::ConnectFailure;
 use self::credentials::CredentialPolicy;
 pub use self::decoder::Decoder;
@@ -104,8 +107,8 @@ pub use self::remote::{Chosen, ChosenFile, KnownFile, PublishedModel, RemoteFile
 use self::retry::Counts;
 pub use self::retry::{FailureCounts, Retry, RetryPolicy};
 pub use self::server_reason::ServerReason;
+pub use self::signatures::{FetchedSignatures, NewSignature};
 pub use self::stream::{ByteStream, Sender};
-use self::tensor_index::ReferrersLists;
 pub use self::tensor_index::{NewTensorIndex, PackedRecipe, PackedRecipeError};
 use self::token_cache::TokenCache;
 use self::transport::Transport;

@@ -40,6 +40,16 @@ pub enum RemoteModel {
     },
 }
 
+impl RemoteModel {
+    /// The manifest, if it has one.
+    pub const fn manifest(&self) -> Option<&Manifest> {
+        match self {
+            Self::Published(published) => Some(&published.manifest),
+            Self::Files { .. } => None,
+        }
+    }
+}
+
 /// A model that has a manifest.
 #[derive(Debug)]
 pub struct PublishedModel {

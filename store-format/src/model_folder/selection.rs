@@ -6,6 +6,7 @@ use super::FolderFile;
 use crate::file_format::FileFormat;
 use crate::glob::Glob;
 use crate::model_file::{describes_other_weights, has_other_weights, is_pickle};
+use crate::signature::Bundle;
 use crate::text::quoted;
 
 /// Patterns of paths. Without patterns, the files of the model are taken. With patterns to include, exactly the files that
@@ -47,6 +48,8 @@ pub enum Reason {
     Partial,
     /// A record of a download, of a version control system or of a desktop.
     Hidden,
+    /// The signature of the model.
+    Signature,
     /// A part of its path begins with `-`.
     Dash,
     Excluded,
@@ -181,6 +184,7 @@ impl fmt::Display for Reason {
         f.write_str(match self {
             Self::Partial => "a download that has not ended",
             Self::Hidden => "a hidden file or a file of the system",
+            Self::Signature => "the signature of the model, which `blobd sign MODEL --signature FILE` keeps",
             Self::Dash => "a name that begins with `-`, which programs take for an option: rename it",
             Self::Excluded => "a pattern excludes it",
             Self::NotIncluded => "no pattern includes it",
@@ -219,7 +223,8 @@ impl fmt::Display for LeftOut {
     }
 }
 
-/// Whether no pattern can include the file at this path: it is not whole, or hidden, or looks like an option.
+/// Whether no pattern can include the file at this path: it is not whole, or hidden, or the signature, or looks like an
+/// option.
 pub fn is_never_taken(path: &str) -> bool {
     never_taken(path).is_some()
 }
@@ -250,6 +255,7 @@ fn never_taken(path: &str) -> Option<Reason> {
     match () {
         () if is_partial => Some(Reason::Partial),
         () if is_hidden => Some(Reason::Hidden),
+        () if path == Bundle::FILE_NAME => Some(Reason::Signature),
         () if path.split('/').any(|part| part.starts_with('-')) => Some(Reason::Dash),
         () => None,
     }

@@ -21,6 +21,8 @@ pub struct Bundle {
 impl Bundle {
     /// The media type of the file.
     pub const MEDIA_TYPE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
+    /// Its name beside the files of a model: that of OpenSSF's model signing.
+    pub const FILE_NAME: &str = "model.sig";
     /// The longest bundle: 16,000 files.
     pub const MAX_BYTES: usize = 4 << 20;
     /// Longer than any digest in hexadecimal digits.

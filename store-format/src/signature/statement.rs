@@ -40,7 +40,7 @@ impl Statement {
     /// The media type of a statement in its envelope.
     pub const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
     const TYPE: &str = "https://in-toto.io/Statement/v1";
-    const PREDICATE_TYPE: &str = "https://model_signing/signature/v1.0";
+    pub(super) const PREDICATE_TYPE: &str = "https://model_signing/signature/v1.0";
     const ALGORITHM: &str = "sha256";
     const METHOD: &str = "files";
     /// The path of a model that is one file.
@@ -163,6 +163,16 @@ impl Statement {
             let alike: Vec<_> = alike.map(|file| file.path.as_str()).collect();
             if !alike.is_empty() && (name.is_none() || is_single) {
                 used.extend(alike);
+                continue;
+            }
+            // A pull may leave out the folder of a file.
+            let has_name = |signed: &&&str| {
+                signed.rsplit_once('/').is_some_and(|(_folder, file)| paths().any(|path| path == file))
+            };
+            if let Some(same) = alike.iter().find(has_name)
+                && paths().all(|path| !by_path.contains_key(path))
+            {
+                used.insert(same);
                 continue;
             }
             let path = name.unwrap_or(path).to_owned();
@@ -302,6 +312,15 @@ mod tests {
             let signed = statement(&[(single, 1)]);
             assert!(signed.compare(&[part(Some("y.gguf"), "y.gguf", 1)]).unwrap().is_empty());
         }
+        // A pull of one model of a repository leaves out the folder of its files.
+        let folder = statement(&[("q4/x-1.gguf", 1), ("q4/x-2.gguf", 2), ("q8/x-2.gguf", 3)]);
+        let shards =
+            |second| [part(Some("x-1.gguf"), "x-1.gguf", 1), part(Some("x-2.gguf"), "x-2.gguf", second)];
+        assert_eq!(folder.compare(&shards(2)).unwrap(), ["q8/x-2.gguf"]);
+        assert!(folder.compare(&shards(1)).is_err());
+        let both = statement(&[("config.json", 1), ("sub/config.json", 2), ("x", 3)]);
+        let swapped = [part(Some("config.json"), "config.json", 2), part(Some("x"), "x", 3)];
+        assert!(both.compare(&swapped).is_err(), "the path is that of another signed file");
         // A file with an own name that is safe only under another path in an export.
         let hidden = statement(&[("_.profile", 1), ("x", 2)]);
         assert!(hidden.compare(&[part(Some(".profile"), "_.profile", 1), part(Some("x"), "x", 2)]).is_ok());

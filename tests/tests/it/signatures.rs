@@ -14,6 +14,7 @@ use serde_json::{Value as Json, json};
 
 mod model_signing;
 mod policy;
+mod transport;
 
 const P256: [&str; 2] = [
     include_str!("../../../daemon/keys/tests/p256.pem"),

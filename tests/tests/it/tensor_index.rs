@@ -1,10 +1,11 @@
 //! Tensor indexes: published by a push beside the model, used by a pull, and forged.
 
 use blobd_registry::PackedRecipe;
+use blobd_store_format::artifact::Referrers;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::GgmlType;
 use blobd_store_format::recipe::{Piece, Recipe};
-use blobd_store_format::tensor_index::{Referrers, TensorIndex};
+use blobd_store_format::tensor_index::TensorIndex;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::{BlobDelivery, FakeRegistry, Fault, Request};

@@ -1,10 +1,11 @@
 //! Tensor indexes at registries with and without a list of what refers to a manifest.
 
 use blobd_fixtures::registry::{FakeRegistry, Fault};
+use blobd_store_format::artifact::Referrers;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
 use blobd_store_format::tensor::TensorFormat;
-use blobd_store_format::tensor_index::{Referrers, TensorIndex};
+use blobd_store_format::tensor_index::TensorIndex;
 use serde_json::{Value as Json, json};
 
 use super::*;
@@ -189,8 +190,7 @@ fn recipe_that_is_too_long_is_not_unpacked() {
 
 #[test]
 fn servers_that_take_no_indexes_are_not_asked() {
-    let takes =
-        |name: &str| client().destination(&name.parse().unwrap(), false).unwrap().takes_tensor_indexes();
+    let takes = |name: &str| client().destination(&name.parse().unwrap(), false).unwrap().takes_artifacts();
     assert!(!takes("me/tiny") && !takes("registry.ollama.ai/me/tiny"));
     assert!(takes("registry.example/me/tiny") && takes("localhost:5000/me/tiny"));
 }

@@ -157,6 +157,11 @@ impl Asked<'_> {
                 return Ok(refusal(StatusCode::NOT_FOUND, "MANIFEST_UNKNOWN", &reason));
             }
             Found::Missing => {
+                if let Wanted::Digest(digest) = wanted_manifest
+                    && let Some(signature) = self.view.signature(store, &tags, digest)?
+                {
+                    return Ok(self::manifest(self.request, &signature, true));
+                }
                 let tags: Vec<&str> = tags.iter().map(Reference::tag).take(MAX_NAMED).collect();
                 let message = format!("no manifest {wanted:?} of {:?}; tags: {}", self.name, tags.join(", "));
                 return Ok(refusal(StatusCode::NOT_FOUND, "MANIFEST_UNKNOWN", &message));

@@ -2,13 +2,10 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::pin::pin;
-use std::time::{Duration, Instant};
 
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::event::{Phase, Progress as _, State};
 use blobd_client::protocol::pull::{CorrectedFile, PullDone, PullProgress, RunningPull, RunningPulls};
-use blobd_client::protocol::request::PullParams;
 use blobd_model::facts::ModelFacts;
 use blobd_registry::{RemoteFile, RemoteModel};
 use blobd_store::{DownloadAbout, FileVersion, Ingest, NameOrigin, StoreError};
@@ -35,6 +32,7 @@ mod plan;
 mod pulled_folder;
 mod remote_model;
 mod reusable;
+mod signed;
 mod source;
 
 use indexes::Indexes;
@@ -42,11 +40,12 @@ pub(crate) use plan::plan_pull;
 use remote_model::{check_pull, refuse_without_layers};
 pub(crate) use remote_model::{inspect, resolve};
 use reusable::{Download, Reusable};
+use signed::Signatures;
 pub(crate) use source::pulled_name;
 pub use source::{FetchLimit, Pull};
 use source::{
-    chosen_files, known_files, layers, may_be, name_change, target_name, transfer_error, transfer_plan,
-    version_of, with_stored_versions,
+    chosen_files, followed_source, known_files, layers, may_be, name_change, reporting_silence, target_name,
+    transfer_error, transfer_plan, version_of, with_stored_versions,
 };
 
 /// Pulls a model: its manifest, then every file that is not in the store. Blocks the calling thread.
@@ -72,6 +71,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     if let Some(chosen) = &chosen {
         pull.send(PullProgress::working(chosen.to_string(), Phase::Resolving));
     }
+    let signatures = Signatures::fetch(pull, reference, &remote)?;
     refuse_without_layers(pull, &remote)?;
     check_pull(pull, &reusable, reference, &remote)?;
     pull.arriving.inspect(|arriving| arriving.set_remote(&remote));
@@ -80,13 +80,10 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let ingest = change.begin(change.lease())?;
     let limit = RateLimit::new(params.limit_rate);
     let sources = Sources::default();
-    let manifest = match &remote {
-        RemoteModel::Published(published) => Some(&published.manifest),
-        RemoteModel::Files { .. } => None,
-    };
     let mut model = Incoming {
         pull,
-        indexes: Indexes::new(pull, manifest),
+        indexes: Indexes::new(pull, remote.manifest()),
+        signatures,
         reference,
         limit,
         ingest,
@@ -108,11 +105,11 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let origin = origin.map(|origin| PulledSource::record(&origin, &params.components));
     let origin = origin.unwrap_or_else(|| expiring_record(&params.source));
     let name_origin = NameOrigin { origin: Some(origin.clone()), source: followed_source(params) };
-    let Incoming { ingest, sources, corrected, notes, indexes, .. } = model;
+    let Incoming { ingest, sources, corrected, notes, indexes, signatures, .. } = model;
     let ingest = ingest.with_name_origin(name_origin);
     let is_allowed = |name: &Reference| policy.check_source(&params.source, Some(name)).is_ok();
     let mut named = change.commit(ingest, target.clone(), &manifest, Some(&origin), is_allowed)?;
-    named.effects.notes.extend(notes);
+    named.effects.notes.extend(notes.into_iter().chain(signatures.keep(&manifest)?));
     let Sources { downloaded_bytes, reused_bytes, already_stored_bytes, .. } = sources;
     Ok(PullDone {
         status: "success".to_owned(),
@@ -150,16 +147,6 @@ pub(crate) fn pulls(running: &[PullState]) -> RunningPulls {
     RunningPulls { pulls: running.iter().map(row).collect() }
 }
 
-/// The source that the name follows from now on, with the requested components. `None` if it is fixed to a digest or a
-/// commit, or has a query, which may expire and is not recorded.
-fn followed_source(params: &PullParams) -> Option<String> {
-    if params.components.are_fixed() {
-        return None;
-    }
-    let source = params.source.followed()?.origin()?;
-    Some(PulledSource::record(&source, &params.components))
-}
-
 /// Where the bytes of a model's files come from. The numbers add up to the size of the files.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sources {
@@ -187,24 +174,10 @@ impl Sources {
     }
 }
 
-/// Waits for an answer, and tells the user when it takes long.
-async fn reporting_silence<T>(pull: &Pull<'_>, answer: impl Future<Output = T>) -> T {
-    const POLL_INTERVAL: Duration = Duration::from_secs(1);
-    let (host, started) = (pull.params.source.host(), Instant::now());
-    let mut answer = pin!(answer);
-    loop {
-        if let Ok(answer) = tokio::time::timeout(POLL_INTERVAL, answer.as_mut()).await {
-            return answer;
-        }
-        if let Some(status) = pull.transfers.waiting_status(host, "answer", started.elapsed()) {
-            pull.send(PullProgress::waiting(status, Phase::Resolving));
-        }
-    }
-}
-
 struct Incoming<'p> {
     pull: Pull<'p>,
     indexes: Indexes<'p>,
+    signatures: Signatures<'p>,
     reference: &'p Reference,
     limit: RateLimit,
     ingest: Ingest,
@@ -263,8 +236,20 @@ impl Incoming<'_> {
             }
         }
         self.reserve_quota(files)?;
-        let mut left: BTreeSet<usize> = (0..files.len()).collect();
         let mut taken = BTreeMap::new();
+        for wave in self.signatures.waves(files) {
+            self.take_wave(files, wave, &mut taken)?;
+            self.signatures.check_received(&self.ingest, &taken)?;
+        }
+        Ok(NewModel::new(self.reference.short(), taken.into_values().collect()))
+    }
+
+    fn take_wave(
+        &mut self,
+        files: &[RemoteFile],
+        mut left: BTreeSet<usize>,
+        taken: &mut BTreeMap<usize, NewFile>,
+    ) -> Result<(), OpError> {
         while let Some(number) = self.next(&left, files) {
             left.remove(&number);
             let Some(file) = files.get(number) else { continue };
@@ -276,7 +261,7 @@ impl Incoming<'_> {
             }
             taken.insert(number, new);
         }
-        Ok(NewModel::new(self.reference.short(), taken.into_values().collect()))
+        Ok(())
     }
 
     /// The next file to receive.

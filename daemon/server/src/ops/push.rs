@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 
 use blobd_client::protocol::event::{Phase, Progress as _, WorkProgress};
 use blobd_client::protocol::pull::{
-    FileDelivery, IndexDelivery, PushParams, Pushed, PushedFile, PushedIndex,
+    ArtifactDelivery, FileDelivery, PushParams, Pushed, PushedFile, PushedIndex, PushedSignature,
 };
 use blobd_registry::{
-    Delivery, Destination, NewTensorIndex, PackedRecipe, RegistryClient, RegistryError, UploadContent,
-    UploadError,
+    Delivery, Destination, NewSignature, NewTensorIndex, PackedRecipe, RegistryClient, RegistryError,
+    UploadContent, UploadError,
 };
 use blobd_store::{FileReader, Model, Store, StoredFile};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::signature::Bundle;
 use blobd_store_format::source::{PullSource, PulledSource};
 use blobd_store_format::tensor_index::TensorIndex;
 use bytes::Bytes;
@@ -59,8 +60,10 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
     }
     let files = files(&model)?;
     let index = if params.no_index { None } else { tensor_index(&model, &files, &destination) };
+    let signatures = signatures(store, &model, &destination)?;
     let uploads = Uploads {
         push,
+        signatures,
         destination,
         files,
         index,
@@ -142,13 +145,30 @@ fn tensor_index(
     files: &[(&StoredFile, String)],
     destination: &Destination,
 ) -> Option<NewTensorIndex> {
-    if !destination.takes_tensor_indexes() {
+    if !destination.takes_artifacts() {
         return None;
     }
     let recipes = files.iter().filter_map(|(file, _)| file.recipe.as_deref());
     let split = recipes.filter(|recipe| !recipe.tensors().is_empty() && recipe.format().is_some());
     let large = split.filter(|recipe| recipe.size() >= TensorIndex::MIN_FILE_BYTES);
     NewTensorIndex::new(&model.manifest, large.filter_map(PackedRecipe::new).collect())
+}
+
+/// The signatures of a model, with the IDs of their keys; none for registries that take none.
+fn signatures(
+    store: &Store,
+    model: &Model,
+    destination: &Destination,
+) -> Result<Vec<(Option<String>, NewSignature)>, OpError> {
+    if !destination.takes_artifacts() {
+        return Ok(Vec::new());
+    }
+    let bundles = store.names().signatures(model.manifest.digest())?;
+    let bundles = bundles.iter().filter_map(|text| Bundle::parse(text.as_bytes()).ok());
+    let new = |bundle: Bundle| {
+        Some((bundle.key_id().map(str::to_owned), NewSignature::new(&model.manifest, &bundle)?))
+    };
+    Ok(bundles.filter_map(new).collect())
 }
 
 /// The files that are uploaded at the same time.
@@ -175,6 +195,7 @@ struct Uploads<'u> {
     destination: Destination,
     files: Vec<(&'u StoredFile, String)>,
     index: Option<NewTensorIndex>,
+    signatures: Vec<(Option<String>, NewSignature)>,
     limit: RateLimit,
     deliveries: RefCell<BTreeMap<Digest, FileDelivery>>,
     progress: Progress<'u>,
@@ -202,7 +223,24 @@ impl Uploads<'_> {
             Some(index) => Some(self.publish_index(index).await),
             None => None,
         };
-        Ok(Pushed { index, ..self.pushed(model, before) })
+        let mut signatures = Vec::new();
+        for (key_id, signature) in &self.signatures {
+            signatures.push(self.publish_signature(key_id.clone(), signature).await);
+        }
+        Ok(Pushed { index, signatures, ..self.pushed(model, before) })
+    }
+
+    /// As [`Self::publish_index`], for a signature.
+    async fn publish_signature(&self, key_id: Option<String>, signature: &NewSignature) -> PushedSignature {
+        let Push { registry, params, .. } = self.push;
+        let published = if params.dry_run {
+            let present = registry.has_signature(&self.destination, signature).await;
+            present.map(|present| if present { Delivery::Present } else { Delivery::Sent })
+        } else {
+            registry.push_signature(&self.destination, signature).await
+        };
+        let (delivery, reason) = outcome(published);
+        PushedSignature { key_id, delivery, reason }
     }
 
     /// Publishes the tensor index, or in a dry run finds out whether the registry has it. The model is published already, so
@@ -215,11 +253,7 @@ impl Uploads<'_> {
         } else {
             registry.push_tensor_index(&self.destination, index).await
         };
-        let (delivery, reason) = match published {
-            Ok(Delivery::Present) => (IndexDelivery::Present, None),
-            Ok(Delivery::Mounted | Delivery::Sent) => (IndexDelivery::Sent, None),
-            Err(error) => (IndexDelivery::Refused, Some(error.to_string())),
-        };
+        let (delivery, reason) = outcome(published);
         PushedIndex { size: index.size(), delivery, reason }
     }
 
@@ -276,8 +310,18 @@ impl Uploads<'_> {
             present_bytes: bytes(&[present]),
             files,
             index: None,
+            signatures: Vec::new(),
             dry_run: self.push.params.dry_run,
         }
+    }
+}
+
+/// Whether the registry got an artifact, and why not.
+fn outcome(published: Result<Delivery, RegistryError>) -> (ArtifactDelivery, Option<String>) {
+    match published {
+        Ok(Delivery::Present) => (ArtifactDelivery::Present, None),
+        Ok(Delivery::Mounted | Delivery::Sent) => (ArtifactDelivery::Sent, None),
+        Err(error) => (ArtifactDelivery::Refused, Some(error.to_string())),
     }
 }
 

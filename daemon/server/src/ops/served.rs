@@ -1,6 +1,7 @@
 //! What other machines can read: the models that the configuration offers, as far as their reader may read them. What is
 //! not shown is as if it were not there.
 
+mod signature;
 mod snapshot;
 
 use std::collections::BTreeMap;
@@ -48,7 +49,15 @@ pub(crate) enum Found<T> {
 #[derive(Debug)]
 pub(crate) struct ServedFile {
     file: StoredFile,
-    _lease: Lease,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// In the store, and kept by the lease.
+    Store { _lease: Lease },
+    /// A short file.
+    Memory(Vec<u8>),
 }
 
 impl ServedFile {
@@ -62,9 +71,17 @@ impl ServedFile {
 
     /// Reads a range within the file.
     pub(crate) fn read(&self, store: &Store, range: Range<u64>) -> Result<Vec<u8>, OpError> {
-        let _held = store.content().hold_lower_stores();
         let wanted = range.end.saturating_sub(range.start);
-        let bytes = FileReader::new(store.content(), &self.file).read_range(range)?;
+        let bytes = match &self.place {
+            Place::Store { .. } => {
+                let _held = store.content().hold_lower_stores();
+                FileReader::new(store.content(), &self.file).read_range(range)?
+            }
+            Place::Memory(bytes) => {
+                let place = |offset| usize::try_from(offset).unwrap_or(usize::MAX);
+                bytes.get(place(range.start)..place(range.end)).unwrap_or_default().to_vec()
+            }
+        };
         match bytes.len() as u64 == wanted {
             true => Ok(bytes),
             false => Err(OpError::Internal(format!("{}: is shorter than its recipe says", self.digest()))),
@@ -186,12 +203,12 @@ impl View {
                 return Ok(Found::Withheld(reason));
             }
             damage::refuse(store, &model, &file.blob_sizes())?;
-            return Ok(Found::There(ServedFile { file, _lease: lease }));
+            return Ok(Found::There(ServedFile { file, place: Place::Store { _lease: lease } }));
         }
-        Ok(Found::Missing)
+        Ok(signature::file(store, tags, digest)?.map_or(Found::Missing, Found::There))
     }
 
-    /// The manifests of these tags that have this one as their subject.
+    /// The manifests of these tags that have this one as their subject, and its signatures.
     pub(crate) fn referrers(
         &self,
         store: &Store,
@@ -203,9 +220,23 @@ impl View {
             let manifest = present(store.names().manifest(tag))?;
             referrers.extend(manifest.and_then(|manifest| referrer(&manifest, subject)));
         }
+        for signature in signature::of_tags(store, tags)?.iter().filter(|found| found.subject == subject) {
+            referrers.extend(referrer(&signature.manifest, subject));
+        }
         referrers.sort_by_key(|referrer: &Referrer| referrer.digest);
         referrers.dedup();
         Ok(referrers)
+    }
+
+    /// The manifest of a signature of one of these tags.
+    pub(crate) fn signature(
+        &self,
+        store: &Store,
+        tags: &[Reference],
+        manifest: Digest,
+    ) -> Result<Option<Manifest>, OpError> {
+        let mut signatures = signature::of_tags(store, tags)?.into_iter().map(|found| found.manifest);
+        Ok(signatures.find(|found| found.digest() == manifest))
     }
 
     fn may_read(&self, store: &Store, name: &Reference) -> Result<bool, OpError> {
@@ -228,7 +259,9 @@ pub(crate) fn arrived_file(store: &Store, file: &Descriptor) -> Result<Option<Se
     if !store.content().has_file(file)? {
         return Ok(None);
     }
-    Ok(reason_to_withhold(&stored).is_none().then_some(ServedFile { file: stored, _lease: lease }))
+    Ok(reason_to_withhold(&stored)
+        .is_none()
+        .then_some(ServedFile { file: stored, place: Place::Store { _lease: lease } }))
 }
 
 /// `None` for a model that was removed meanwhile.

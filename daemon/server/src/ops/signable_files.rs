@@ -1,7 +1,8 @@
 //! The files of a model that a signature is over, and what a signature says about them.
 
 use blobd_client::protocol::signatures::{SignatureDetails, SignatureState};
-use blobd_store::Store;
+use blobd_store::{Store, StoredFile};
+use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_paths::{self, paths};
 use blobd_store_format::manifest::Manifest;
@@ -29,15 +30,15 @@ impl SignableFiles {
     pub(crate) fn of_model(store: &Store, name: &Reference, manifest: &Manifest) -> Result<Self, OpError> {
         let mut found = Vec::new();
         for (file, name) in manifest.files().zip(manifest.names()).skip(1) {
-            if file.media_type.archive_of_weights().is_some() {
-                let members = store.content().stored_file(file)?.members()?;
-                if !members.is_empty() {
-                    found.extend(members.into_iter().map(|member| (member.file.descriptor, member.name)));
-                    continue;
-                }
-            }
-            found.push((file.clone(), name.map(str::to_owned)));
+            let stored = file.media_type.archive_of_weights().is_some();
+            let stored = stored.then(|| store.content().stored_file(file)).transpose()?;
+            found.extend(parts(file, name, stored.as_ref())?);
         }
+        Ok(Self::new(name, found))
+    }
+
+    /// These files of a model, with their names.
+    pub(super) fn new(name: &Reference, found: Vec<(Descriptor, Option<String>)>) -> Self {
         let listed = found.iter().map(|(file, name)| file_paths::ListedFile {
             media_type: &file.media_type,
             name: name.as_deref(),
@@ -46,7 +47,7 @@ impl SignableFiles {
         });
         let paths = paths(&format!("{}-{}", name.model(), name.tag()), &listed.collect::<Vec<_>>());
         let files = found.into_iter().zip(paths);
-        Ok(Self(files.map(|((file, name), path)| SignableFile { name, path, digest: file.digest }).collect()))
+        Self(files.map(|((file, name), path)| SignableFile { name, path, digest: file.digest }).collect())
     }
 
     pub(super) fn count(&self) -> usize {
@@ -112,6 +113,19 @@ impl SignableFiles {
         }
         details
     }
+}
+
+/// The files that are signed in place of a file of a manifest: those in it, if it is an archive that is stored.
+pub(super) fn parts(
+    file: &Descriptor,
+    name: Option<&str>,
+    stored: Option<&StoredFile>,
+) -> Result<Vec<(Descriptor, Option<String>)>, OpError> {
+    let members = stored.map(StoredFile::members).transpose()?.unwrap_or_default();
+    Ok(match members.is_empty() {
+        true => vec![(file.clone(), name.map(str::to_owned))],
+        false => members.into_iter().map(|member| (member.file.descriptor, member.name)).collect(),
+    })
 }
 
 /// The first of the missing files.

@@ -3,10 +3,12 @@
 use blobd_client::protocol::signatures::{SignatureDetails, SignatureState, TrustDecision};
 use blobd_store::Store;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::host;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::origin::Origin;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::signature::Bundle;
+use blobd_store_format::source::HubFile;
 
 use super::OpError;
 use super::signable_files::SignableFiles;
@@ -45,6 +47,11 @@ pub(super) fn refuse_or_warn(
         tracing::warn!("{message}; {demand}");
     }
     Ok(())
+}
+
+/// Whether a model is of a hub, whose repositories have their signatures in a file.
+pub(super) fn is_at_hub(reference: &Reference) -> bool {
+    host::canonical(reference.host()).eq_ignore_ascii_case(HubFile::HOST)
 }
 
 /// What `verify --signatures` says about the rule for a model.

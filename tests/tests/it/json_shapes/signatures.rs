@@ -4,6 +4,7 @@ use std::fs;
 
 use blobd_store_format::digest::Digest;
 use blobd_store_format::signature::{Bundle, SignedFile, Statement};
+use blobd_tests::registry::Fault;
 use serde_json::{Value as Json, json};
 
 use super::sample::Sample;
@@ -35,6 +36,11 @@ pub(super) fn signatures(session: &mut Session, sample: &Sample) {
         ["verify", "base", "--signatures", "--key", &other],
         "not_found",
     );
+    let pushed = sample.registry.name("team/signed:1");
+    sample.registry.add_fault("/team/signed/manifests/sha256", 1, Fault::Refusal(400, "no artifacts here"));
+    for _refused_sent_present in 0..3 {
+        session.ok("push", ["push", "base", &pushed]);
+    }
     if !session.has_daemon {
         let rule = format!("[[trust]]\npattern = \"base\"\nkeys = [{public:?}]\nmode = \"enforce\"\n");
         let config = sample.config("trust.toml", &rule);
@@ -57,5 +63,6 @@ pub(super) fn signatures(session: &mut Session, sample: &Sample) {
     unnamed["verificationMaterial"]["publicKey"] = json!({});
     fs::write(&bundle, unnamed.to_string()).unwrap();
     session.line("sign", &format!("base --signature {bundle}"));
+    session.ok("push", ["push", "base", &pushed]);
     session.line("verify --signatures", &format!("base --key {public}"));
 }

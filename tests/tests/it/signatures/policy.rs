@@ -8,15 +8,15 @@ use tempfile::TempDir;
 use super::*;
 
 /// A daemon with rules, and the keys `site` and `other` beside its configuration. `{site}` in a rule is the public key.
-struct Site {
-    daemon: TestDaemon,
+pub(super) struct Site {
+    pub(super) daemon: TestDaemon,
     folder: TempDir,
-    site: KeyFiles,
-    other: KeyFiles,
+    pub(super) site: KeyFiles,
+    pub(super) other: KeyFiles,
 }
 
 impl Site {
-    fn start(rules: &str) -> Self {
+    pub(super) fn start(rules: &str) -> Self {
         let folder = tmpfs_directory();
         let [site, other] =
             [("site", P256), ("other", ED25519)].map(|(name, key)| key_files(folder.path(), name, key));
@@ -26,17 +26,29 @@ impl Site {
         Self { daemon, folder, site, other }
     }
 
-    fn import(&self, seed: u64, name: &str) {
+    pub(super) fn import(&self, seed: u64, name: &str) {
         let file = ModelFile::dense(seed).write_to(self.daemon.scratch(), "model.gguf");
         self.daemon.command().run(["import", text(&file), "--name", name]).succeeds();
     }
 
-    fn sign(&self, name: &str, key: &KeyFiles) {
+    pub(super) fn sign(&self, name: &str, key: &KeyFiles) {
         self.daemon.command().run(["sign", name, "--key", text(&key.private)]).succeeds();
     }
 
+    /// Other rules from now on.
+    pub(super) fn reload(&self, rules: &str) {
+        self.reload_until(rules, "SIGHUP: the configuration was reloaded");
+    }
+
+    fn reload_until(&self, rules: &str, said: &str) {
+        fs::write(self.folder.path().join("config.toml"), with_keys(rules, &self.site)).unwrap();
+        let pid = Pid::from_raw(self.daemon.pid().cast_signed()).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+        eventually("the configuration is read again", || self.daemon.log().contains(said));
+    }
+
     /// Why the content of a model is refused, if it is.
-    fn refusal(&self, name: &str) -> Option<String> {
+    pub(super) fn refusal(&self, name: &str) -> Option<String> {
         let output = self.folder.path().join("exported.gguf");
         let run = self.daemon.command().run(["export", name, "--json", "--force", "-o", text(&output)]);
         if run.code == 0 {
@@ -101,16 +113,11 @@ fn rules_warn_except_and_change_with_the_configuration() {
     let log = site.daemon.log();
     assert_eq!(log.matches("model signed1:latest: not signed").count(), 1, "{log}");
     assert!(!log.contains("model signed2:latest: not signed"), "{log}");
-    let reload = |rules: &str, said: &str| {
-        fs::write(site.folder.path().join("config.toml"), with_keys(rules, &site.site)).unwrap();
-        let pid = Pid::from_raw(site.daemon.pid().cast_signed()).unwrap();
-        kill_process(pid, Signal::HUP).unwrap();
-        eventually("the configuration is read again", || site.daemon.log().contains(said));
-    };
-    reload(ENFORCED, "SIGHUP: the configuration was reloaded");
+    site.reload(ENFORCED);
     assert!(site.refusal("signed1").is_some() && site.refusal("signed2").is_some());
     // A key that cannot be read must not open what it closed.
-    reload(&ENFORCED.replace("{site}", "[\"/nonexistent\"]"), "trust.keys: /nonexistent: cannot read");
+    let unreadable = ENFORCED.replace("{site}", "[\"/nonexistent\"]");
+    site.reload_until(&unreadable, "trust.keys: /nonexistent: cannot read");
     assert!(site.refusal("signed1").is_some());
 }
 

@@ -8,6 +8,7 @@ use blobd_store::{Store, gc};
 use super::indexes::Indexes;
 use super::remote_model::check_pull;
 use super::reusable::Reusable;
+use super::signed::Signatures;
 use super::source::{
     Pull, chosen_files, known_files, layers, may_be, name_change, resolve, target_name, transfer_plan,
     with_stored_versions,
@@ -25,14 +26,11 @@ pub(crate) fn plan_pull(pull: Pull<'_>, last_opened: &LastOpened) -> Result<Pull
     let known = known_files(pull, &reusable)?;
     let remote = handle.block_on(resolve(registry, params, &known, events.closed()))?;
     let remote = with_stored_versions(pull, &reusable, remote)?;
+    Signatures::fetch(pull, reference, &remote)?;
     check_pull(pull, &reusable, reference, &remote)?;
     name_change(pull, reference).check(&target, |present| may_be(present, &remote))?;
     let chosen = chosen_files(&remote);
-    let manifest = match &remote {
-        RemoteModel::Published(published) => Some(&published.manifest),
-        RemoteModel::Files { .. } => None,
-    };
-    let indexes = Indexes::new(pull, manifest);
+    let indexes = Indexes::new(pull, remote.manifest());
     let (digest, files) = match remote {
         RemoteModel::Published(published) => {
             (Some(published.manifest.digest()), layers(&params.source, &published))

@@ -84,7 +84,7 @@ pub(super) fn check_pull(
     remote: &RemoteModel,
 ) -> Result<(), OpError> {
     let Pull { store, policy, params, .. } = pull;
-    let manifest = published(remote);
+    let manifest = remote.manifest();
     let terms = || {
         let stored = manifest.map(|manifest| stored_model(store, reusable, name, manifest));
         let stored = stored.transpose()?.flatten();
@@ -99,21 +99,14 @@ pub(super) fn check_pull(
 /// Refuses a model whose headers and texts were downloaded to describe it.
 fn check_heads(pull: Pull<'_>, remote: &RemoteModel, heads: &[FileHead]) -> Result<(), OpError> {
     let Pull { store, policy, params, .. } = pull;
-    let manifest = published(remote).map(Manifest::digest);
+    let manifest = remote.manifest().map(Manifest::digest);
     policy.check_remote(store, (&params.source, None), manifest, || Ok(terms_in(remote, heads)))
-}
-
-const fn published(remote: &RemoteModel) -> Option<&Manifest> {
-    match remote {
-        RemoteModel::Published(published) => Some(&published.manifest),
-        RemoteModel::Files { .. } => None,
-    }
 }
 
 /// The licenses and formats in the headers and texts of a model at a registry.
 fn terms_in(remote: &RemoteModel, heads: &[FileHead]) -> Terms {
     let mut terms = TermsBuilder::default();
-    published(remote).into_iter().for_each(|manifest| terms.add_manifest(manifest));
+    remote.manifest().into_iter().for_each(|manifest| terms.add_manifest(manifest));
     for FileHead { media_type, name, content, .. } in heads {
         let content = content.as_ref().map(|content| content.0.as_slice());
         match content.and_then(|content| read_header(content).ok()) {

@@ -1,8 +1,11 @@
 //! Common parts of a pull and its plan: the arguments, the model's name, its remote files, and the errors.
 
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use blobd_client::protocol::event::{Phase, Progress as _};
 use blobd_client::protocol::pull::{ChosenFile, ChosenFiles, PullProgress};
 use blobd_client::protocol::request::PullParams;
 use blobd_registry::{Chosen, KnownFile, PublishedModel, RegistryClient, RemoteFile, RemoteModel};
@@ -171,11 +174,38 @@ pub(super) async fn resolve(
 ) -> Result<RemoteModel, OpError> {
     tokio::select! {
         remote = registry.resolve_known(&params.source, &params.components, known) => Ok(remote?),
-        () = client_gone => {
-            let unwanted = Box::new(TransferError::Unwanted);
-            Err(OpError::Interrupted { name: params.source.to_string(), source: unwanted })
+        () = client_gone => Err(unwanted(params)),
+    }
+}
+
+/// Waits for an answer, and tells the user when it takes long.
+pub(super) async fn reporting_silence<T>(pull: &Pull<'_>, answer: impl Future<Output = T>) -> T {
+    const POLL_INTERVAL: Duration = Duration::from_secs(1);
+    let (host, started) = (pull.params.source.host(), Instant::now());
+    let mut answer = pin!(answer);
+    loop {
+        if let Ok(answer) = tokio::time::timeout(POLL_INTERVAL, answer.as_mut()).await {
+            return answer;
+        }
+        if let Some(status) = pull.transfers.waiting_status(host, "answer", started.elapsed()) {
+            pull.send(PullProgress::waiting(status, Phase::Resolving));
         }
     }
+}
+
+/// The source that the name follows from now on, with the requested components. `None` if it is fixed to a digest or a
+/// commit, or has a query, which may expire and is not recorded.
+pub(super) fn followed_source(params: &PullParams) -> Option<String> {
+    if params.components.are_fixed() {
+        return None;
+    }
+    let source = params.source.followed()?.origin()?;
+    Some(PulledSource::record(&source, &params.components))
+}
+
+/// The error of a pull whose client has gone.
+pub(super) fn unwanted(params: &PullParams) -> OpError {
+    OpError::Interrupted { name: params.source.to_string(), source: Box::new(TransferError::Unwanted) }
 }
 
 /// The name that the model gets: the requested one, that of the model at its registry, or one made from the file's

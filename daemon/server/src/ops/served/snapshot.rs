@@ -10,8 +10,9 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::file_paths::{ListedFile, paths};
 use blobd_store_format::git_id::GitId;
 use blobd_store_format::reference::Reference;
+use blobd_store_format::signature::Bundle;
 
-use super::{View, present};
+use super::{View, present, signature};
 use crate::ops::OpError;
 
 /// The files of a revision, by their paths.
@@ -115,6 +116,10 @@ fn snapshot(store: &Store, tags: &[Reference]) -> Result<Snapshot, OpError> {
         contents.retain(|named| named.file.descriptor.digest != model.manifest.config().digest);
         let files: Vec<_> = contents.into_iter().map(|named| (named.file.descriptor, named.name)).collect();
         snapshot.add(tag, &files);
+    }
+    if let Some(signature) = signature::of_repository(store, tags)? {
+        let file = HubFile { digest: signature.digest, size: signature.size };
+        snapshot.files.entry(Bundle::FILE_NAME.to_owned()).or_insert(file);
     }
     Ok(snapshot)
 }

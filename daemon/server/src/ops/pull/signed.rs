@@ -1,0 +1,254 @@
+//! Whether a model that is pulled is signed as a rule `[[trust]]` demands. Its server is asked for signatures only if a rule
+//! applies, and they are compared with the digests of its files before any file is requested.
+//!
+//! A hub does not say the SHA-256 of files that it stores in git, and none is known of the files in an archive. Those in git
+//! are received first; archives are compared when they have arrived, and before the model has a name.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use blobd_client::protocol::event::{Phase, Progress as _};
+use blobd_client::protocol::pull::PullProgress;
+use blobd_registry::{FetchedSignatures, RemoteFile, RemoteModel};
+use blobd_store::{Ingest, StoreError, StoredFile};
+use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::Manifest;
+use blobd_store_format::reference::Reference;
+use blobd_store_format::signature::Bundle;
+use blobd_store_format::source::PullSource;
+
+use super::source::{Pull, reporting_silence, unwanted};
+use crate::ops::new_model::NewFile;
+use crate::ops::signable_files::{SignableFiles, parts};
+use crate::ops::{OpError, signatures, trust};
+use crate::trust::{AppliedRule, TrustMode};
+
+/// The signatures of a model that is pulled.
+pub(super) struct Signatures<'p> {
+    pull: Pull<'p>,
+    name: &'p Reference,
+    /// The rule that applies, and what is compared for it.
+    demand: Option<Demand<'p>>,
+}
+
+struct Demand<'p> {
+    applied: AppliedRule<'p>,
+    fetched: FetchedSignatures,
+    files: Vec<ListedFile>,
+    /// What is wrong, if the rule only warns of it.
+    flaw: Option<String>,
+}
+
+/// A file of the model as its server lists it.
+struct ListedFile {
+    media_type: MediaType,
+    name: Option<String>,
+    size: u64,
+    digest: Option<Digest>,
+}
+
+impl<'p> Signatures<'p> {
+    /// Fetches the signatures of a model if a rule applies to it.
+    ///
+    /// # Errors
+    /// [`OpError::DeniedByPolicy`] if it is not signed as the rule demands.
+    pub(super) fn fetch(pull: Pull<'p>, name: &'p Reference, remote: &RemoteModel) -> Result<Self, OpError> {
+        let names = std::iter::once(name.clone()).chain(pull.params.source.name().ok());
+        let Some(applied) = pull.policy.trust().rule_for(&names.collect::<Vec<_>>()) else {
+            return Ok(Self { pull, name, demand: None });
+        };
+        let fetched = FetchedSignatures { bundles: stored(pull, name, remote)?, ..Default::default() };
+        let mut demand = Demand { applied, fetched, files: listed(remote), flaw: None };
+        let flaw = demand.flaw(pull, name, None)?;
+        if flaw.is_some() {
+            pull.send(PullProgress::working("fetching the signatures", Phase::Resolving));
+            match ask(pull, remote)? {
+                Ok(fetched) => demand.fetched = fetched,
+                Err(error) if applied.rule.mode == TrustMode::Enforce => return Err(error),
+                Err(error) => demand.fetched.unusable = Some(error.to_string()),
+            }
+        }
+        let mut signatures = Self { pull, name, demand: Some(demand) };
+        signatures.check(None)?;
+        Ok(signatures)
+    }
+
+    /// The numbers of the files in the order in which they are requested: those first that must be known before the others.
+    pub(super) fn waves(&self, files: &[RemoteFile]) -> [BTreeSet<usize>; 2] {
+        let is_first = |file: &RemoteFile| {
+            self.demand.is_some() && file.digest().is_none() && file.unchanged().is_none()
+        };
+        let (first, rest) = (0..files.len()).partition(|number| files.get(*number).is_some_and(is_first));
+        [first, rest]
+    }
+
+    /// Notes the files that have arrived, by their numbers.
+    ///
+    /// # Errors
+    /// [`OpError::DeniedByPolicy`] as [`Self::fetch`].
+    pub(super) fn check_received(
+        &mut self,
+        ingest: &Ingest,
+        received: &BTreeMap<usize, NewFile>,
+    ) -> Result<(), OpError> {
+        let Some(demand) = &mut self.demand else { return Ok(()) };
+        for (number, file) in received {
+            // Those of a manifest are known.
+            if let Some(listed) = demand.files.get_mut(*number).filter(|listed| listed.digest.is_none()) {
+                listed.digest = Some(file.descriptor.digest);
+            }
+        }
+        self.check(Some(ingest))
+    }
+
+    fn check(&mut self, ingest: Option<&Ingest>) -> Result<(), OpError> {
+        let Some(demand) = &mut self.demand else { return Ok(()) };
+        demand.flaw = demand.flaw(self.pull, self.name, ingest)?;
+        match &demand.flaw {
+            Some(flaw) if demand.applied.rule.mode == TrustMode::Enforce => Err(OpError::DeniedByPolicy {
+                message: format!("model {}: {flaw}", self.name.short()),
+                hint: format!("{}; {}", demand.applied.description(), advice(&self.pull.params.source)),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps the signatures with the model, which has its name now. Returns what the user should know.
+    pub(super) fn keep(self, manifest: &Manifest) -> Result<Option<String>, OpError> {
+        let Self { pull, name, demand: Some(demand) } = self else { return Ok(None) };
+        let files = SignableFiles::of_model(pull.store, name, manifest)?;
+        let of_model = demand.fetched.bundles.iter().filter(|bundle| files.compare(bundle).is_ok());
+        for bundle in of_model {
+            match signatures::add(pull.store, pull.policy.trust(), manifest.digest(), bundle) {
+                // By the keys of the configuration, which come before this one.
+                Err(OpError::Store(StoreError::TooManySignatures { .. })) => {}
+                added => drop(added?),
+            }
+        }
+        let Some(flaw) = demand.flaw else { return Ok(None) };
+        trust::refuse_or_warn(demand.applied, name, manifest.digest(), &flaw)?;
+        Ok(Some(format!("{flaw}; {}", demand.applied.description())))
+    }
+}
+
+impl Demand<'_> {
+    /// What is wrong with the signatures, as far as the files are known.
+    fn flaw(
+        &self,
+        pull: Pull<'_>,
+        name: &Reference,
+        ingest: Option<&Ingest>,
+    ) -> Result<Option<String>, OpError> {
+        let (mut known, mut is_all) = (Vec::new(), true);
+        for ListedFile { media_type, name, size, digest } in &self.files {
+            let Some(digest) = *digest else {
+                is_all = false;
+                continue;
+            };
+            let file = Descriptor { media_type: media_type.clone(), digest, size: *size };
+            let is_archive = file.media_type.archive_of_weights().is_some();
+            let stored = is_archive.then(|| stored_archive(pull, &file, ingest)).transpose()?;
+            match stored {
+                Some(None) => is_all = false,
+                stored => known.extend(parts(&file, name.as_deref(), stored.flatten().as_ref())?),
+            }
+        }
+        let rule = self.applied.rule;
+        let files = SignableFiles::new(name, known);
+        let bundles = self.fetched.bundles.iter();
+        let checked = bundles.map(|bundle| files.check(bundle, &rule.keys, rule.partial || !is_all));
+        let best = checked.max_by_key(|checked| checked.state);
+        Ok(match (trust::flaw_of(&rule.keys, best), &self.fetched.unusable) {
+            (Some(flaw), Some(reason)) => Some(format!("{flaw}; {reason}")),
+            (flaw, _) => flaw,
+        })
+    }
+}
+
+/// Asks the server of a model for its signatures, until the client goes.
+fn ask(pull: Pull<'_>, remote: &RemoteModel) -> Result<Result<FetchedSignatures, OpError>, OpError> {
+    let Pull { registry, params, events, handle, .. } = pull;
+    let asked = async {
+        tokio::select! {
+            fetched = registry.signatures(&params.source, &params.components, remote) => Ok(fetched),
+            () = events.closed() => Err(unwanted(params)),
+        }
+    };
+    let answer = handle.block_on(reporting_silence(&pull, asked))?;
+    Ok(answer.map_err(OpError::from))
+}
+
+/// The signatures that the store has of the model, or of the one that has its name now: the same files may be in both.
+fn stored(pull: Pull<'_>, name: &Reference, remote: &RemoteModel) -> Result<Vec<Bundle>, OpError> {
+    let names = pull.store.names();
+    let manifest = match remote.manifest() {
+        Some(manifest) => Some(manifest.digest()),
+        None => match names.manifest(name) {
+            Err(error) if error.is_no_such_model() => None,
+            manifest => Some(manifest?.digest()),
+        },
+    };
+    let bundles = manifest.map(|digest| names.signatures(digest)).transpose()?.unwrap_or_default();
+    Ok(bundles.iter().filter_map(|text| Bundle::parse(text.as_bytes()).ok()).collect())
+}
+
+/// The files of a model that a signature may list, in the order of its server.
+fn listed(remote: &RemoteModel) -> Vec<ListedFile> {
+    match remote {
+        RemoteModel::Published(published) => {
+            let layers = published.manifest.layers().iter().zip(published.manifest.names().skip(1));
+            let file = |(file, name): (&Descriptor, Option<&str>)| ListedFile {
+                media_type: file.media_type.clone(),
+                name: name.map(str::to_owned),
+                size: file.size,
+                digest: Some(file.digest),
+            };
+            layers.map(file).collect()
+        }
+        RemoteModel::Files { files, .. } => {
+            let file = |file: &RemoteFile| ListedFile {
+                media_type: file.media_type().clone(),
+                name: file.name().map(str::to_owned),
+                size: file.size(),
+                digest: file.descriptor().or_else(|| file.unchanged()).map(|file| file.digest),
+            };
+            files.iter().map(file).collect()
+        }
+    }
+}
+
+/// An archive whose files are known: it is stored, or has just arrived.
+fn stored_archive(
+    pull: Pull<'_>,
+    file: &Descriptor,
+    ingest: Option<&Ingest>,
+) -> Result<Option<StoredFile>, OpError> {
+    if let Some(recipe) = ingest.and_then(|ingest| ingest.added_recipe(file.digest)) {
+        return Ok(Some(StoredFile { descriptor: file.clone(), recipe: Some(Arc::new(recipe.clone())) }));
+    }
+    Ok(pull.store.content().stored_file_now(file)?)
+}
+
+/// Where a signature of the model would be.
+fn advice(source: &PullSource) -> String {
+    match source {
+        PullSource::Url(_) => {
+            "a file at a URL has no signature: download it, `blobd import` it, and `blobd sign` it \
+             if you trust it"
+                .to_owned()
+        }
+        PullSource::Hub(file) => at_hub(file.repository()),
+        PullSource::Registry(reference) if trust::is_at_hub(reference) => at_hub(&reference.repository()),
+        PullSource::Registry(_) => {
+            "its publisher must sign it, and `blobd push` sends the signatures of a model with it".to_owned()
+        }
+    }
+}
+
+fn at_hub(repository: &str) -> String {
+    format!(
+        "its publisher must sign it: the signature is expected in the file {} of {repository}",
+        Bundle::FILE_NAME
+    )
+}
