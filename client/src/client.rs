@@ -27,7 +27,7 @@ use crate::protocol::MAX_WANTED_FILES;
 use crate::protocol::audit::{AuditRecord, LogEnd, LogParams};
 use crate::protocol::connection::{Connection, ConnectionError};
 use crate::protocol::error::{ErrorBody, ErrorCode};
-use crate::protocol::event::Event;
+use crate::protocol::event::{Event, ImportProgress};
 use crate::protocol::fit::{FitParams, FitReport};
 use crate::protocol::frame::Frame;
 use crate::protocol::params::{EvictionParams, NoParams, SessionParams, UsageParams};
@@ -198,9 +198,9 @@ impl Client {
         &self,
         params: &ImportParams,
         file: impl AsFd,
-        on_progress: impl FnMut(u64, u64),
+        mut on_progress: impl FnMut(u64, u64),
     ) -> Result<Imported, ClientError> {
-        self.import_files(params, &[file.as_fd()], on_progress)
+        self.import_files(params, &[file.as_fd()], |progress| on_progress(progress.completed, progress.total))
     }
 
     /// As [`Self::import`], for several files: the model's file, then its sidecars in the order of [`ImportParams::sidecars`].
@@ -208,7 +208,7 @@ impl Client {
         &self,
         params: &ImportParams,
         files: &[BorrowedFd<'_>],
-        mut on_progress: impl FnMut(u64, u64),
+        mut on_progress: impl FnMut(ImportProgress),
     ) -> Result<Imported, ClientError> {
         let exchange = |response: Response| {
             let mut connection = response.into_connection()?;
@@ -229,7 +229,7 @@ impl Client {
         &self,
         params: &ImportParams,
         mut open: impl FnMut(usize) -> Result<OwnedFd, ErrorBody>,
-        mut on_progress: impl FnMut(u64, u64),
+        mut on_progress: impl FnMut(ImportProgress),
     ) -> Result<Imported, ClientError> {
         let exchange = |response: Response| {
             let mut connection = response.into_connection()?;
@@ -275,12 +275,12 @@ fn receive_imported(
     connection: &mut Connection,
     listed: usize,
     mut open: impl FnMut(usize) -> Result<OwnedFd, ErrorBody>,
-    on_progress: &mut impl FnMut(u64, u64),
+    on_progress: &mut impl FnMut(ImportProgress),
 ) -> Result<Imported, ClientError> {
     let mut sent = 0;
     loop {
         match connection.receive()? {
-            Frame::Progress(progress) => on_progress(progress.completed, progress.total),
+            Frame::Progress(progress) => on_progress(progress),
             Frame::Want { first, count } => {
                 let wanted = wanted_files(first, count, sent..listed)?;
                 sent = wanted.end;

@@ -28,7 +28,14 @@ pub fn import_file(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
     let mut source = FileSource { file, requested: VecDeque::new(), cancelled };
-    ops::import(store, ops::Requester::own(), &ops::CallerPolicy::default(), params, &mut source, progress)
+    ops::import(
+        store,
+        ops::Requester::own(),
+        &ops::CallerPolicy::default(),
+        params,
+        &mut source,
+        (progress, &std::sync::Arc::default()),
+    )
 }
 
 /// Ingests a file with this content.

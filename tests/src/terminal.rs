@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::OwnedFd;
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
@@ -15,7 +16,16 @@ pub struct Terminal {
     /// The command's side, for its standard input, output or error.
     pub slave: OwnedFd,
     master: OwnedFd,
-    reader: JoinHandle<String>,
+    reader: JoinHandle<Vec<(Instant, Vec<u8>)>>,
+}
+
+/// What a command showed at one time.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    /// When.
+    pub at: Instant,
+    /// The text, with the control sequences of the terminal.
+    pub text: String,
 }
 
 impl Terminal {
@@ -61,14 +71,83 @@ impl Terminal {
     /// When the thread that reads has failed.
     #[must_use]
     pub fn shown(self) -> String {
+        let read = self.read();
+        let bytes: Vec<u8> = read.into_iter().flat_map(|(_, bytes)| bytes).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// As [`Self::shown`], in the pieces that were written, with their times.
+    ///
+    /// # Panics
+    /// As [`Self::shown`].
+    #[must_use]
+    pub fn frames(self) -> Vec<Frame> {
+        let frame = |(at, bytes): (Instant, Vec<u8>)| Frame {
+            at,
+            text: String::from_utf8_lossy(&bytes).into_owned(),
+        };
+        self.read().into_iter().map(frame).collect()
+    }
+
+    fn read(self) -> Vec<(Instant, Vec<u8>)> {
         drop(self.slave);
         self.reader.join().expect("the terminal is read")
     }
 }
 
-fn read(master: OwnedFd) -> String {
-    let mut shown = Vec::new();
+fn read(master: OwnedFd) -> Vec<(Instant, Vec<u8>)> {
+    let (mut master, mut shown, mut buffer) = (File::from(master), Vec::new(), vec![0; 64 << 10]);
     // Reading ends with an error when the other side is closed.
-    let _ = File::from(master).read_to_end(&mut shown);
-    String::from_utf8_lossy(&shown).into_owned()
+    while let Ok(count @ 1..) = master.read(&mut buffer) {
+        shown.push((Instant::now(), buffer.get(..count).unwrap_or_default().to_vec()));
+    }
+    shown
+}
+
+/// The lines that stay on a terminal when this was written to it, without spaces at their ends and empty lines at the end.
+/// Understands what progress bars write: carriage returns, cursor movements up and down, and deletion of a line.
+#[must_use]
+pub fn screen_after(written: &str) -> Vec<String> {
+    let (mut lines, mut row, mut column) = (vec![Vec::new()], 0_usize, 0_usize);
+    let mut rest = written.chars().peekable();
+    while let Some(character) = rest.next() {
+        match character {
+            '\r' => column = 0,
+            '\n' => row += 1,
+            '\u{1b}' if rest.next_if_eq(&'[').is_some() => {
+                let mut number = String::new();
+                while let Some(digit) = rest.next_if(|c| c.is_ascii_digit() || ";?".contains(*c)) {
+                    number.push(digit);
+                }
+                let count = number.parse().unwrap_or(1);
+                match rest.next() {
+                    Some('A') => row = row.saturating_sub(count),
+                    Some('B') => row += count,
+                    Some('K') => lines.get_mut(row).into_iter().for_each(Vec::clear),
+                    _ => {}
+                }
+            }
+            _ => {
+                if lines.len() <= row {
+                    lines.resize(row + 1, Vec::new());
+                }
+                if let Some(line) = lines.get_mut(row) {
+                    if line.len() <= column {
+                        line.resize(column + 1, ' ');
+                    }
+                    line[column] = character;
+                }
+                column += 1;
+            }
+        }
+        if lines.len() <= row {
+            lines.resize(row + 1, Vec::new());
+        }
+    }
+    let text = |line: Vec<char>| line.into_iter().collect::<String>().trim_end().to_owned();
+    let mut lines: Vec<String> = lines.into_iter().map(text).collect();
+    while lines.last().is_some_and(String::is_empty) {
+        lines.pop();
+    }
+    lines
 }

@@ -48,6 +48,12 @@ pub struct ImportProgress {
     /// What the client waits for, once the work has begun.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
+    /// While tensors are written after all bytes have been read: how many are stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase_completed: Option<u64>,
+    /// How many there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase_total: Option<u64>,
 }
 
 /// The progress of some kind of work.

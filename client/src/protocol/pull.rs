@@ -139,6 +139,21 @@ pub struct PullProgress {
     /// In the last line of a file: how much of it was already stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reused: Option<u64>,
+    /// The bytes of all files of the model, once known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<u64>,
+    /// How many of them have arrived or were stored already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completed_bytes: Option<u64>,
+    /// How many have arrived per second, in the last seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_second: Option<u64>,
+    /// How much of a phase after the last byte is done: bytes that are hashed, or tensors that are stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase_completed: Option<u64>,
+    /// How many there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase_total: Option<u64>,
     /// Whether an interruption loses what has been received of the file: a compressed archive, or one whose server
     /// ignores range requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -314,7 +314,7 @@ fn import_listed(wants: &'static [(u32, u32)]) -> (Result<Imported, ClientError>
         opened.push(number);
         Ok(tempfile::tempfile().unwrap().into())
     };
-    (client.import_listed(&params, open, |_, _| ()), opened)
+    (client.import_listed(&params, open, |_| ()), opened)
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn file_that_cannot_be_opened_ends_the_import_with_its_error() {
         assert!(connection.receive().is_err());
     });
     let open = |_| Err(ErrorBody::new(ErrorCode::Denied, "a: permission denied"));
-    match client.import_listed(&params, open, |_, _| ()) {
+    match client.import_listed(&params, open, |_| ()) {
         Err(ClientError::Daemon(error)) => assert_eq!(error.message, "a: permission denied"),
         other => panic!("{other:?}"),
     }

@@ -11,7 +11,7 @@ use blobd_cli_common::progress::{Bar, Progress};
 use blobd_cli_common::{Global, internal, lost_models, usage};
 use blobd_client::error::ClientError;
 use blobd_client::process::on_interrupt;
-use blobd_client::protocol::event::{Event, State};
+use blobd_client::protocol::event::{Event, Phase, State};
 use blobd_client::protocol::naming::LostModel;
 use blobd_client::protocol::pull::{PullDone, PullProgress};
 use blobd_client::protocol::request::PullParams;
@@ -83,6 +83,11 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     if params.name.is_some() && params.sources.len() > 1 {
         return Err(usage("--name: names one model, but several sources are given"));
     }
+    let screen = Arc::new(Mutex::new(Screen::new(global)));
+    if !params.dry_run {
+        // Opening a large store takes a while.
+        lock(&screen).begin(&params.label());
+    }
     let connected = connect_or_create(global)?;
     let requests = if params.all {
         followed_models(global, params, &connected)?
@@ -98,7 +103,6 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         }
         return batch.result(["pulls cannot be planned", "pulls cannot be planned"]);
     }
-    let screen = Arc::new(Mutex::new(Screen::new(global)));
     let interrupted = Arc::clone(&screen);
     let stop = move || {
         let mut screen = lock(&interrupted);
@@ -109,7 +113,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     on_interrupt(stop).map_err(internal)?;
     let mut batch = Batch::of_lines(global, requests.len());
     for request in &requests {
-        lock(&screen).received = Received::Nothing;
+        lock(&screen).begin(&label(request));
         let done = connected.client.pull(request, |event| lock(&screen).show(event));
         lock(&screen).end_bar();
         let evicted = std::mem::take(&mut lock(&screen).evicted);
@@ -132,6 +136,15 @@ impl Params {
     fn request(&self, source: &PullSource, name: Option<Reference>, components: Components) -> PullParams {
         let (source, limit_rate, force) = (source.clone(), self.limit_rate, self.force);
         PullParams { source, name, components, limit_rate, force }
+    }
+
+    /// What the first line on the screen is about.
+    fn label(&self) -> String {
+        match (&self.name, self.sources.as_slice()) {
+            (Some(name), _) => name.short(),
+            (None, [first, ..]) => first.to_string(),
+            (None, []) => "all models".to_owned(),
+        }
     }
 
     fn components(&self) -> Components {
@@ -167,6 +180,11 @@ fn followed_models(
         }
     }
     Ok(requests)
+}
+
+/// The model's name on the screen.
+fn label(request: &PullParams) -> String {
+    request.name.as_ref().map_or_else(|| request.source.to_string(), Reference::short)
 }
 
 fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<(), ErrorBody> {
@@ -209,9 +227,8 @@ impl Received {
     /// What the same command will do next time.
     const fn next_time(self) -> &'static str {
         match self {
-            Self::Nothing | Self::Kept => {
-                "the same command resumes the download; the data received so far is kept"
-            }
+            Self::Nothing => "nothing was received; the same command starts the download",
+            Self::Kept => "the same command resumes the download; the data received so far is kept",
             Self::Lost => {
                 "the same command downloads this archive from its start, because it is compressed or its server sends \
                  no parts of files; complete files are kept"
@@ -242,18 +259,16 @@ struct Screen {
     json: bool,
     quiet: bool,
     progress: Progress,
-    bar: Option<FileBar>,
+    /// That of the model that is pulled.
+    bar: Option<ModelBar>,
     received: Received,
     evicted: Vec<LostModel>,
     /// Why a line of JSON could not be written. The pull goes on.
     output_failure: Option<ErrorBody>,
 }
 
-struct FileBar {
-    /// Empty while no file is fetched.
-    status: String,
+struct ModelBar {
     bar: Bar,
-    is_waiting: bool,
     /// The bar never moves back: if a file is downloaded again from its start, the bar waits here.
     highest_bytes: u64,
 }
@@ -274,6 +289,15 @@ impl Screen {
             evicted: Vec::new(),
             output_failure: None,
         }
+    }
+
+    /// Shows a line for a model, before anything is known of it.
+    fn begin(&mut self, label: &str) {
+        self.received = Received::Nothing;
+        self.end_bar();
+        let bar = self.progress.bar(label, 0);
+        bar.wait("connecting");
+        self.bar = Some(ModelBar { bar, highest_bytes: 0 });
     }
 
     fn show(&mut self, event: Event<PullProgress, PullDone>) {
@@ -301,61 +325,23 @@ impl Screen {
     fn note_received(&mut self, progress: &PullProgress) {
         if progress.restarts {
             self.received = Received::Lost;
-        } else if progress.completed.is_some_and(|completed| completed > 0) {
+        } else if progress.reused.is_none() && progress.completed.is_some_and(|completed| completed > 0) {
+            // The last line of a file, which has `reused`, may be about one that was stored before.
             self.received = Received::Kept;
         }
     }
 
     fn draw(&mut self, progress: &PullProgress) {
         // The summary has them.
-        if !progress.evicted.is_empty() {
-            return;
+        if progress.evicted.is_empty()
+            && let Some(bar) = &mut self.bar
+        {
+            bar.show(progress);
         }
-        if progress.state != State::Working {
-            return self.draw_waiting(progress);
-        }
-        if self.bar.as_ref().is_none_or(|current| current.status != progress.status) {
-            self.end_bar();
-            let status = progress.status.clone();
-            let bar = match progress.total {
-                Some(total) => self.progress.bar(&status, total),
-                None => self.progress.unmeasured(&status),
-            };
-            self.bar = Some(FileBar { status, bar, is_waiting: false, highest_bytes: 0 });
-        }
-        let Some(total) = progress.total else { return };
-        if let Some(current) = &mut self.bar {
-            if std::mem::take(&mut current.is_waiting) {
-                current.bar.resume(&current.status);
-            }
-            current.set(progress.completed.unwrap_or_default(), total);
-            if let Some(reused @ 1..) = progress.reused {
-                current.bar.note(&format!("{} reused", human_bytes(reused)));
-            }
-        }
-    }
-
-    fn draw_waiting(&mut self, progress: &PullProgress) {
-        // Without a file in progress no bar could show it.
-        if progress.total.is_none() && self.bar.as_ref().is_none_or(|current| !current.is_waiting) {
-            self.end_bar();
-        }
-        let current = self.bar.get_or_insert_with(|| FileBar {
-            status: String::new(),
-            bar: self.progress.bar("pulling", 0),
-            is_waiting: true,
-            highest_bytes: 0,
-        });
-        current.is_waiting = true;
-        current.bar.interrupt(&progress.status);
     }
 
     fn end_bar(&mut self) {
-        match self.bar.take() {
-            Some(FileBar { status, bar, .. }) if status.is_empty() => bar.clear(),
-            Some(FileBar { bar, .. }) => bar.keep(),
-            None => {}
-        }
+        drop(self.bar.take());
     }
 
     fn print_stopped(&mut self) {
@@ -365,21 +351,39 @@ impl Screen {
             return print_stopped(true, "pull", hint);
         }
         let deletion = match self.received {
-            Received::Lost => "",
-            Received::Nothing | Received::Kept => ", and `blobd gc` deletes it after a week",
+            Received::Nothing | Received::Lost => "",
+            Received::Kept => ", and `blobd gc` deletes it after a week",
         };
         print_stopped(false, "pull", &format!("{hint}{deletion}"));
     }
 }
 
-impl FileBar {
-    fn set(&mut self, completed: u64, total: u64) {
+impl ModelBar {
+    fn show(&mut self, progress: &PullProgress) {
+        let PullProgress { status, state, phase, .. } = progress;
+        // Daemons before they sent that say how much of the file has arrived.
+        let completed = progress.completed_bytes.or(progress.completed).unwrap_or_default();
+        let total = progress.total_bytes.or(progress.total).unwrap_or_default();
+        if *state != State::Working {
+            return self.bar.wait(status);
+        }
+        match phase {
+            Some(Phase::Receiving) | None if total > 0 => {
+                self.set(completed, total, progress.bytes_per_second);
+            }
+            Some(Phase::Receiving | Phase::Resolving) | None => self.bar.wait(status),
+            Some(phase) => {
+                let counts = progress.phase_completed.zip(progress.phase_total);
+                self.bar.enter(*phase, counts.unwrap_or_default());
+            }
+        }
+    }
+
+    fn set(&mut self, completed: u64, total: u64, bytes_per_second: Option<u64>) {
         let is_first = self.highest_bytes == 0;
         self.highest_bytes = self.highest_bytes.max(completed);
-        if completed == 0 && is_first {
-            // How much can be reused is known when the file's header has arrived.
-            self.bar.wait();
-        } else if is_first {
+        self.bar.set_speed(bytes_per_second);
+        if is_first {
             self.bar.begin_at(completed, total);
         } else {
             self.bar.set(self.highest_bytes, total);
@@ -393,16 +397,33 @@ mod tests {
 
     #[test]
     fn bar_never_moves_back() {
-        let mut bar = FileBar {
-            status: String::new(),
-            bar: Bar::new("", 10, true),
-            is_waiting: false,
-            highest_bytes: 0,
-        };
+        let mut bar = ModelBar { bar: Bar::new("", 10, true), highest_bytes: 0 };
         let shown = [0, 4, 7, 0, 5, 8].map(|completed| {
-            bar.set(completed, 10);
+            bar.set(completed, 10, None);
             bar.bar.position()
         });
         assert_eq!(shown, [0, 4, 7, 7, 7, 8]);
+    }
+
+    #[test]
+    fn only_received_data_is_kept() {
+        let next = |progress: PullProgress| {
+            let mut screen = Screen {
+                json: false,
+                quiet: true,
+                progress: Progress::new(true),
+                bar: None,
+                received: Received::Nothing,
+                evicted: Vec::new(),
+                output_failure: None,
+            };
+            screen.note_received(&progress);
+            screen.received
+        };
+        let progress = |completed, reused| PullProgress { completed, reused, ..PullProgress::default() };
+        assert_eq!(next(progress(None, None)), Received::Nothing);
+        assert_eq!(next(progress(Some(5), Some(5))), Received::Nothing, "it was stored before");
+        assert_eq!(next(progress(Some(5), None)), Received::Kept);
+        assert_eq!(next(PullProgress { restarts: true, ..progress(Some(5), None) }), Received::Lost);
     }
 }

@@ -198,9 +198,7 @@ impl Screen {
             self.clear();
             self.status.clone_from(status);
         }
-        let progress = &self.progress;
-        let new_bar = || if *total > 0 { progress.bar(status, *total) } else { progress.unmeasured(status) };
-        self.bar.get_or_insert_with(new_bar).set(*completed, *total);
+        self.bar.get_or_insert_with(|| self.progress.bar(status, *total)).set(*completed, *total);
     }
 
     fn clear(&mut self) {

@@ -157,6 +157,7 @@ impl BegunFile<'_> {
         // Takes the header, which may have 100 MB.
         let facts = header.map_or_else(ModelFacts::default, |header| ModelFacts::from_header(&*header));
         let stored = admit(ingest, &plan, &mut content)?;
+        ingest.expect_blobs(plan.blobs().len().saturating_sub(stored.len()) as u64);
         let reused_bytes = stored.keys().filter_map(|blob| plan.blobs().get(*blob)).map(|blob| blob.size);
         ingest.note_reused(reused_bytes.fold(0, u64::saturating_add));
         let is_shared = plan.blobs().iter().any(|blob| blob.shared_group().is_some());

@@ -60,7 +60,9 @@ pub(crate) use pull::{inspect, plan_pull, pulled_name, pulls, resolve};
 pub(crate) use push::{Push, push};
 pub(crate) use served::{Found, HubFile, ServedFile, Snapshot, View, Wanted, arrived_file};
 pub(crate) use signatures::{sign, signatures};
-pub use space::{EvictionReport, Evictor, LastOpened, evict_excess, eviction_plan, gc, remove, usage};
+pub use space::{
+    EvictionReport, Evictor, LastOpened, StoredBlobs, evict_excess, eviction_plan, gc, remove, usage,
+};
 pub(crate) use space::{
     detail_bytes, partials, remove_partials, residency, sharing, usage_in_detail, user_usage,
 };

@@ -80,11 +80,18 @@ impl RunningPulls {
 }
 
 impl PullWatch {
-    pub(crate) fn set_step(&self, progress: &PullProgress) {
+    /// Notes the step, and adds to it how much of the whole model has arrived.
+    pub(crate) fn step(&self, mut progress: PullProgress) -> PullProgress {
         self.change(|pull| {
             progress.status.clone_into(&mut pull.status);
             (pull.state, pull.phase) = (progress.state, progress.phase);
+            if pull.total_bytes.is_some() {
+                progress.total_bytes = pull.total_bytes;
+                progress.completed_bytes = Some(pull.completed_bytes());
+                progress.bytes_per_second = Some(pull.bytes_per_second());
+            }
         });
+        progress
     }
 
     pub(crate) fn expect(&self, total_bytes: u64) {
@@ -171,7 +178,7 @@ mod tests {
         let pulls = RunningPulls::default();
         let watch = pulls.begin(Requester::own(), "m:latest".to_owned(), "r.example/m".to_owned());
         let other = pulls.begin(Requester::own(), "n:latest".to_owned(), "r.example/n".to_owned());
-        watch.set_step(&PullProgress::working("pulling model", Phase::Receiving));
+        watch.step(PullProgress::working("pulling model", Phase::Receiving));
         watch.expect(1000);
         watch.note(Digest::of(b"one"), 100);
         watch.note(Digest::of(b"two"), 7);

@@ -50,6 +50,9 @@ pub struct Ingest {
     published_recipes: BTreeSet<Digest>,
     new_bytes: u64,
     reused_bytes: u64,
+    /// How many blobs were added, and how many will be.
+    added_blobs: u64,
+    expected_blobs: u64,
     /// Names in `partial/` that are not needed after the commit.
     partials: BTreeSet<Digest>,
     rule: NameRule,
@@ -125,6 +128,8 @@ impl Ingest {
             published_recipes: BTreeSet::new(),
             new_bytes: 0,
             reused_bytes: 0,
+            added_blobs: 0,
+            expected_blobs: 0,
             partials: BTreeSet::new(),
             rule: NameRule::default(),
             name_origin: None,
@@ -290,9 +295,21 @@ impl Ingest {
         self.reused_bytes = self.reused_bytes.saturating_add(bytes);
     }
 
+    /// Announces that this many blobs more are added, for whoever reports how far the transaction is.
+    pub const fn expect_blobs(&mut self, count: u64) {
+        self.expected_blobs = self.expected_blobs.saturating_add(count);
+    }
+
+    fn note_added(&mut self) {
+        self.added_blobs = self.added_blobs.saturating_add(1);
+        let expected = self.expected_blobs.max(self.added_blobs);
+        self.staging.observer().into_iter().for_each(|it| it.blob_is_stored(self.added_blobs, expected));
+    }
+
     /// Adds a finished blob. A duplicate is removed immediately, so that it takes no disk space.
     pub fn add_blob(&mut self, blob: StagedBlob) -> Result<Digest, StoreError> {
         let digest = blob.digest;
+        self.note_added();
         if self.reuses(digest, blob.size)? {
             self.staging.discard(&blob)?;
             return Ok(digest);
@@ -412,6 +429,7 @@ impl BlobSink for Ingest {
         let is_known = self.reuses(digest, size)?;
         if is_known {
             self.staging.pass_over(size);
+            self.note_added();
         }
         Ok(is_known)
     }

@@ -129,6 +129,9 @@ pub trait EvictionObserver: std::fmt::Debug + Send + Sync {
 
     /// Called when all content of the transaction is durable, before the model gets its manifest and its name.
     fn content_is_durable(&self) {}
+
+    /// Called for each blob that is written, or that turns out to be stored, with how many are to come in all.
+    fn blob_is_stored(&self, _done: u64, _expected: u64) {}
 }
 
 impl Liveness {

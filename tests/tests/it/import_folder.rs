@@ -31,7 +31,7 @@ fn listing<'f>(name: &str, files: impl IntoIterator<Item = (&'f str, u64)>) -> I
 
 /// Imports the listed files of a folder.
 fn import_listed(client: &Client, folder: &Path, params: &ImportParams) -> Result<Imported, ClientError> {
-    client.import_listed(params, |number| opened(&folder.join(&params.files[number].path)), |_, _| ())
+    client.import_listed(params, |number| opened(&folder.join(&params.files[number].path)), |_| ())
 }
 
 fn opened(path: &Path) -> Result<OwnedFd, ErrorBody> {

@@ -80,6 +80,7 @@ mod own_names;
 mod owner;
 mod patterns;
 mod policy;
+mod progress;
 mod protocol_violations;
 mod pull;
 mod push;

@@ -153,7 +153,7 @@ fn request_with_a_wrong_number_of_descriptors_is_refused() {
         let sidecars = (0..sidecars).map(sidecar).collect();
         let params = ImportParams { sidecars, ..ImportParams::new(MODEL) };
         let files: Vec<File> = files.iter().map(|name| File::open(folder.join(name)).unwrap()).collect();
-        client.import_files(&params, &files.iter().map(|file| file.as_fd()).collect::<Vec<_>>(), |_, _| ())
+        client.import_files(&params, &files.iter().map(|file| file.as_fd()).collect::<Vec<_>>(), |_| ())
     };
     import(1, &[MODEL]).unwrap_err();
     import(0, &[MODEL, DRAFT]).unwrap_err();

@@ -1,19 +1,24 @@
-//! Progress on standard error: bars on a terminal, otherwise a line every ten seconds.
+//! Progress on standard error: bars on a terminal, otherwise a line soon after the start and then every ten seconds.
 
+use std::fmt;
 use std::io::{self, IsTerminal as _};
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use blobd_client::protocol::event::{ImportProgress, Phase, State};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
 
-use self::lines::{Lines, State};
-use crate::output::{human_bytes, print_message_unbroken, printable};
+use self::lines::Lines;
+use self::view::View;
+use crate::output::printable;
 
 mod lines;
 mod many;
+mod meter;
+mod view;
 
-pub use many::Bars;
+pub use many::{Bars, ItemBar};
 
 /// The progress of one command, which shows one bar after the other. Lines appear at regular intervals from the start
 /// of the command, independent of the bars.
@@ -35,21 +40,22 @@ struct Current {
     shown: Option<Shown>,
 }
 
-#[derive(Debug)]
+/// A piece of work and its bar.
+#[derive(Clone, Debug)]
 struct Shown {
     bar: ProgressBar,
-    state: State,
+    view: Arc<Mutex<View>>,
 }
 
-/// The progress of one piece of work. It is hidden with `--json` and `--quiet`.
+/// The progress of one piece of work. It is hidden with `--json` and `--quiet`. Nothing of it stays on the screen.
 #[derive(Debug)]
 pub struct Bar {
-    bar: ProgressBar,
+    shown: Shown,
     progress: Progress,
-    id: u64,
-    /// Bytes that were complete before the transfer started.
-    start_bytes: u64,
 }
+
+/// A terminal shows at least this often that the command is alive.
+const TICK_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Progress {
     /// Shows nothing if `quiet`.
@@ -59,60 +65,68 @@ impl Progress {
         Self(Arc::new(Shared { quiet, has_bars, current: Arc::default(), lines: Mutex::new(None) }))
     }
 
-    /// A bar for a transfer of `total` bytes.
+    /// A bar for `total` bytes, or for work whose amount is unknown if that is 0.
     pub fn bar(&self, label: &str, total: u64) -> Bar {
-        self.start(label, total, self.0.has_bars && !self.0.quiet)
-    }
-
-    /// For work whose amount is unknown: lines, but no bar.
-    pub fn unmeasured(&self, label: &str) -> Bar {
-        self.start(label, 0, false)
-    }
-
-    fn start(&self, label: &str, total: u64, shows_bar: bool) -> Bar {
-        let target = if shows_bar { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        // Hidden until its style is set.
-        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
-        bar.set_message(printable(label));
-        let id = lock(&self.0.current).begin(&bar);
+        let id = lock(&self.0.current).next_id();
+        let shown = Shown::new(id, label, total);
+        lock(&self.0.current).shown = Some(shown.clone());
         self.start_lines();
-        let bar = Bar { bar, progress: self.clone(), id, start_bytes: 0 };
-        bar.set_template(Template::Transferring);
-        bar.bar.set_draw_target(target);
-        bar
+        if self.0.has_bars && !self.0.quiet {
+            shown.draw_on(ProgressDrawTarget::stderr());
+        }
+        Bar { shown, progress: self.clone() }
     }
 
     fn start_lines(&self) {
         let mut lines = lock(&self.0.lines);
         if lines.is_none() && !self.0.quiet && !self.0.has_bars {
             let current = Arc::clone(&self.0.current);
-            *lines = Lines::start(move || lock(&current).shown.as_ref().map(Shown::state));
-        }
-    }
-
-    fn change(&self, id: u64, change: impl FnOnce(&mut Shown)) {
-        let mut current = lock(&self.0.current);
-        if let Some(shown) = current.shown.as_mut().filter(|shown| shown.state.id == id) {
-            change(shown);
+            let text = |shown: &Shown| lock(&shown.view).text(Instant::now());
+            *lines = Lines::start(move || lock(&current).shown.as_ref().map(text));
         }
     }
 }
 
 impl Current {
-    fn begin(&mut self, bar: &ProgressBar) -> u64 {
+    fn next_id(&mut self) -> u64 {
         self.count = self.count.saturating_add(1);
-        let (id, label, since) = (self.count, bar.message(), Instant::now());
-        let state = State { id, label, status: None, start: 0, done: 0, total: 0, since };
-        self.shown = Some(Shown { bar: bar.clone(), state });
-        id
+        self.count
     }
 }
 
 impl Shown {
-    fn state(&self) -> State {
-        let (done, total) = (self.bar.position(), self.bar.length().unwrap_or_default());
-        State { done, total, ..self.state.clone() }
+    /// Not on the screen yet.
+    fn new(id: u64, label: &str, total: u64) -> Self {
+        let view = View::new(id, printable(label), total, Instant::now());
+        let view = Arc::new(Mutex::new(view));
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+        let drawn = Arc::clone(&view);
+        let line = move |_: &ProgressState, writer: &mut dyn fmt::Write| {
+            // A line that cannot be formatted is not shown.
+            let _ = writer.write_str(&lock(&drawn).line(columns(), Instant::now()));
+        };
+        if let Ok(style) = ProgressStyle::with_template("{line}") {
+            bar.set_style(style.with_key("line", line));
+        }
+        Self { bar, view }
     }
+
+    fn draw_on(&self, target: ProgressDrawTarget) {
+        self.bar.set_draw_target(target);
+        self.bar.tick();
+        self.bar.enable_steady_tick(TICK_INTERVAL);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut View, Instant)) {
+        change(&mut lock(&self.view), Instant::now());
+        // Draws, unless that was done a moment ago.
+        self.bar.set_position(lock(&self.view).done());
+    }
+}
+
+/// The width of the terminal; 0 if it has none.
+fn columns() -> usize {
+    rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| size.ws_col).into()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -126,144 +140,90 @@ impl Bar {
         Progress::new(quiet).bar(label, total)
     }
 
-    fn set_template(&self, template: Template) {
-        template.apply_to(&self.bar);
-    }
-
-    /// Shows only the total, until the first call of [`Self::set`] or [`Self::begin_at`].
-    pub fn wait(&self) {
-        self.set_template(Template::Waiting);
-        self.bar.tick();
-    }
-
-    /// Shows this text in place of the bar, until [`Self::resume`].
-    pub fn interrupt(&self, status: &str) {
+    /// Shows this text in place of amounts, until something else is shown.
+    pub fn wait(&self, status: &str) {
         let status = printable(status);
-        self.bar.set_message(status.clone());
-        self.progress.change(self.id, |shown| shown.state.status = Some(status));
-        let has_total = self.bar.length() != Some(0);
-        self.set_template(if has_total { Template::Interrupted } else { Template::Message });
-        self.bar.tick();
-    }
-
-    /// Continues after an interruption.
-    pub fn resume(&self, label: &str) {
-        self.bar.set_message(printable(label));
-        self.progress.change(self.id, |shown| shown.state.status = None);
-        self.set_template(Template::Transferring);
+        self.shown.change(|view, now| view.wait(&status, now));
     }
 
     /// Shows that `completed` of `total` bytes are done.
     pub fn set(&self, completed: u64, total: u64) {
-        // Setting the length redraws the bar, so it is set only if it has changed.
-        if self.bar.length() != Some(total) {
-            self.bar.set_length(total);
-        }
-        self.bar.set_position(completed);
+        self.shown.change(|view, now| view.set(completed, total, now));
     }
 
     /// Starts at `completed` bytes, which do not count towards the speed.
-    pub fn begin_at(&mut self, completed: u64, total: u64) {
-        self.start_bytes = completed;
-        self.progress.change(self.id, |shown| shown.state.start = completed);
-        self.set(completed, total);
-        // The speed estimate reads the position only when the bar is drawn.
-        self.bar.tick();
-        self.bar.reset_eta();
-        self.set_template(Template::Transferring);
-        self.bar.tick();
+    pub fn begin_at(&self, completed: u64, total: u64) {
+        self.shown.change(|view, now| view.begin_at(completed, total, now));
     }
 
-    /// Shows a note in place of the speed.
-    pub fn note(&self, note: &str) {
-        self.bar.set_prefix(note.to_owned());
-        self.set_template(Template::Noted);
-        self.bar.tick();
+    /// Shows a phase that follows the last byte; `total` is 0 if its amount is unknown.
+    pub fn enter(&self, phase: Phase, (done, total): (u64, u64)) {
+        self.shown.change(|view, now| view.enter(phase_name(phase), (done, total), now));
+    }
+
+    /// Shows how far an import is.
+    pub fn show(&self, progress: &ImportProgress) {
+        self.shown.change(|view, now| view.show_import(progress, now));
+    }
+
+    /// Shows this speed in place of the one that is measured here.
+    pub fn set_speed(&self, bytes_per_second: Option<u64>) {
+        self.shown.change(|view, _now| view.set_speed(bytes_per_second));
     }
 
     /// The bytes that are shown as done.
     #[cfg(any(test, feature = "testing"))]
     pub fn position(&self) -> u64 {
-        self.bar.position()
-    }
-
-    /// Leaves the bar on the screen, with the average speed unless it has a note.
-    pub fn keep(self) {
-        if self.bar.is_hidden() {
-            return;
-        }
-        let new_bytes = self.bar.position().saturating_sub(self.start_bytes);
-        if self.bar.prefix().is_empty() && new_bytes > 0 {
-            let milliseconds = u64::try_from(self.bar.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
-            let speed = human_bytes(new_bytes.saturating_mul(1000) / milliseconds);
-            self.note(&format!("{speed}/s"));
-        }
-        self.bar.abandon();
-        // The bar fills its line and leaves the cursor at its end, where not every terminal wraps.
-        print_message_unbroken("\n");
+        lock(&self.shown.view).done()
     }
 
     /// Removes the bar from the screen.
     pub fn clear(self) {
-        self.bar.finish_and_clear();
+        drop(self);
     }
 }
 
 impl Drop for Bar {
     /// The lines show nothing until the next bar.
     fn drop(&mut self) {
+        let id = lock(&self.shown.view).id;
         let mut current = lock(&self.progress.0.current);
-        if current.shown.as_ref().is_some_and(|shown| shown.state.id == self.id) {
+        if current.shown.as_ref().is_some_and(|shown| lock(&shown.view).id == id) {
             current.shown = None;
         }
+        drop(current);
+        self.shown.bar.finish_and_clear();
     }
 }
 
-/// The layout of a bar, which must fit one line of the terminal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Template {
-    Transferring,
-    /// Only the total, while it is unknown how much is done.
-    Waiting,
-    /// A note instead of the speed.
-    Noted,
-    /// The reason for a wait, shown instead of the bar.
-    Interrupted,
-    Message,
+/// What a phase is called while a user waits for it.
+pub fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Resolving => "asking the registry",
+        Phase::Receiving => "downloading",
+        Phase::Sending => "sending",
+        Phase::Reading => "reading",
+        Phase::Hashing => "verifying",
+        Phase::Writing => "writing",
+        Phase::Syncing => "syncing",
+        Phase::Committing => "committing",
+        Phase::Repairing => "repairing",
+        _ => "working",
+    }
 }
 
-/// Enough columns for the wide layout with a short bar.
-const WIDE_COLUMNS: u16 = 78;
-
-impl Template {
-    fn apply_to(self, bar: &ProgressBar) {
-        if let Ok(style) = ProgressStyle::with_template(self.text()) {
-            bar.set_style(style.progress_chars("██ "));
-        }
-    }
-
-    fn text(self) -> &'static str {
-        // The width may change while the bar is shown; the next change of the layout adapts to it.
-        let columns = rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| size.ws_col);
-        self.text_for(columns)
-    }
-
-    const fn text_for(self, columns: u16) -> &'static str {
-        let is_wide = columns == 0 || columns >= WIDE_COLUMNS;
-        match self {
-            Self::Transferring if is_wide => {
-                "{msg:24!} {wide_bar} {binary_bytes:>11} / {binary_total_bytes:<11} {binary_bytes_per_sec:>13} {eta:>4}"
+impl View {
+    /// Shows how far an import is.
+    fn show_import(&mut self, progress: &ImportProgress, now: Instant) {
+        match (progress.state, progress.phase) {
+            (State::Queued, _) => self.wait("waiting for other imports and edits to end", now),
+            (_, Some(phase)) if progress.total > 0 && progress.completed >= progress.total => {
+                self.note(progress.completed, progress.total, now);
+                let counts = progress.phase_completed.zip(progress.phase_total).unwrap_or_default();
+                self.enter(phase_name(phase), counts, now);
             }
-            Self::Transferring => "{wide_msg} {percent:>3}% {binary_bytes_per_sec:>13} {eta:>4}",
-            Self::Waiting if is_wide => "{msg:24!} {binary_total_bytes:>11}",
-            Self::Waiting => "{wide_msg} {binary_total_bytes:>11}",
-            Self::Noted if is_wide => {
-                "{msg:24!} {wide_bar} {binary_bytes:>11} / {binary_total_bytes:<11} {prefix:>18!}"
-            }
-            Self::Noted => "{wide_msg} {percent:>3}% {prefix:>18!}",
-            Self::Interrupted if is_wide => "{msg:52!} {binary_bytes:>11} / {binary_total_bytes:<11}",
-            Self::Interrupted => "{wide_msg} {percent:>3}%",
-            Self::Message => "{wide_msg}",
+            _ if progress.total == 0 => self.wait("reading", now),
+            _ => self.set(progress.completed, progress.total, now),
         }
     }
 }
@@ -275,19 +235,40 @@ mod tests {
     #[test]
     fn lines_show_the_newest_bar_and_what_it_waits_for() {
         let progress = Progress::new(true);
-        let shown = || lock(&progress.0.current).shown.as_ref().map(Shown::state);
-        let mut first = progress.bar("a", 10);
+        let shown = || lock(&progress.0.current).shown.as_ref().map(|it| lock(&it.view).text(Instant::now()));
+        let first = progress.bar("a", 10);
         first.begin_at(4, 10);
-        first.interrupt("waiting for a host");
-        let state = shown().unwrap();
-        assert_eq!((state.label.as_str(), state.start, state.done, state.total), ("a", 4, 4, 10));
-        assert_eq!(state.status.as_deref(), Some("waiting for a host"));
-        first.resume("a");
-        assert_eq!(shown().unwrap().status, None);
+        first.wait("waiting for a host");
+        assert_eq!(shown().unwrap(), "a: 4 B of 10 B (40%); waiting for a host");
+        first.set(4, 10);
+        assert!(shown().unwrap().starts_with("a: 4 B of 10 B (40%), no progress"));
         let second = progress.bar("b", 20);
         drop(first);
-        assert_eq!(shown().unwrap().label, "b");
+        assert!(shown().unwrap().starts_with("b: "));
         second.clear();
         assert_eq!(shown(), None);
+    }
+
+    #[test]
+    fn import_of_many_tensors_shows_how_many_are_written_when_all_is_read() {
+        let start = Instant::now();
+        let mut view = View::new(1, "many.gguf".to_owned(), 0, start);
+        let (completed, total) = (17, 17);
+        let read =
+            ImportProgress { completed, total, phase: Some(Phase::Hashing), ..ImportProgress::default() };
+        let (phase_completed, phase_total) = (Some(25_000), Some(100_000));
+        let phase = Some(Phase::Writing);
+        let writing = ImportProgress { phase, phase_completed, phase_total, ..read };
+        view.show_import(&ImportProgress { completed: 3, ..read }, start);
+        assert_eq!(view.text(start), "many.gguf: 3 B of 17 B (17%), 3.00 KiB/s, 0s left");
+        view.show_import(&writing, start);
+        assert_eq!(view.text(start), "many.gguf: writing, 25%");
+        let (second, phase_completed) = (start + Duration::from_secs(1), Some(50_000));
+        view.show_import(&ImportProgress { phase_completed, ..writing }, second);
+        assert_eq!(view.text(second), "many.gguf: writing, 50%, 2s left");
+        view.show_import(&ImportProgress { phase: Some(Phase::Syncing), ..read }, start);
+        assert_eq!(view.text(start), "many.gguf: syncing");
+        view.show_import(&ImportProgress { state: State::Queued, ..ImportProgress::default() }, start);
+        assert!(view.text(start).ends_with("; waiting for other imports and edits to end"));
     }
 }

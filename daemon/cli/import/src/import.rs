@@ -168,18 +168,24 @@ fn import_all(
     params: &Params,
     (models, moves): (&[PathModel], &Moves),
 ) -> Result<(), ErrorBody> {
+    let count = models.len();
+    let label = match models {
+        [(path, _)] => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+        _ => format!("{count} models"),
+    };
+    let progress = Progress::new(global.hides_progress());
+    let connecting = progress.bar(&label, 0);
+    connecting.wait("connecting");
     let connected = connect_or_create(global)?;
+    connecting.wait("looking for what was imported before");
     // What is deleted must have been read.
     let (mut earlier, stored) =
         Earlier::new(&connected.client, params, models, params.moves || params.force)?;
     let to_read = models.iter().enumerate().filter(|(number, _)| !stored.contains_key(number));
     let sizes = to_read.map(|(_, (path, planned))| size(path, planned.as_ref()));
-    let (count, total) = (models.len(), sizes.fold(0, u64::saturating_add));
-    let label = match models {
-        [(path, _)] => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
-        _ => format!("{count} models"),
-    };
-    let bars = Progress::new(global.hides_progress()).bars(&label, total, count);
+    let total = sizes.fold(0, u64::saturating_add);
+    connecting.clear();
+    let bars = progress.bars(&label, total, count);
     let once = ReadOnce::new(models.iter().enumerate().filter_map(|(number, (_, planned))| match planned {
         Ok(Planned::List(model)) if !stored.contains_key(&number) => Some(model.identities()),
         _ => None,
@@ -301,7 +307,7 @@ fn import_file(
     };
     let files: Vec<_> = std::iter::once(&file).chain(&opened).map(File::as_fd).collect();
     let bar = bars.item(&shown, 0);
-    let imported = client.import_files(&request, &files, |completed, total| bar.set(completed, total));
+    let imported = client.import_files(&request, &files, |progress| bar.show(progress));
     let of_file = |error| located(error, None, [(shown.as_ref(), path)]);
     imported.map_err(client_error).map_err(of_file)
 }
@@ -347,7 +353,7 @@ fn import_list(
     };
     let open = |number| model.open(number).map(Into::into);
     let bar = bars.item(&model.file_name(), model.size());
-    let imported = client.import_listed(&request, open, |completed, total| bar.set(completed, total));
+    let imported = client.import_listed(&request, open, |progress| bar.show(progress));
     let imported = imported.map_err(client_error).map_err(|error| model.located(error))?;
     let read = imported.files.iter().zip(&listed);
     reading.done(read.filter_map(|(file, listed)| Some(((*listed)?, file.digest))));

@@ -377,7 +377,7 @@ impl Model<'_> {
             ..ImportParams::new(params.path.display().to_string())
         };
         let bar = Bar::new(&name.short(), manifest.size(), global.hides_progress());
-        let imported = client.import_listed(&request, open, |completed, total| bar.set(completed, total));
+        let imported = client.import_listed(&request, open, |progress| bar.show(&progress));
         bar.clear();
         imported.map_err(client_error)
     }

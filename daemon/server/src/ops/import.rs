@@ -15,6 +15,7 @@ use super::OpError;
 use super::name_change::{Leftover, NameChange, TargetName, display_name, origin_record};
 use super::new_model::NewModel;
 use super::policy::CallerPolicy;
+use super::space::StoredBlobs;
 use crate::policy::Terms;
 use crate::requester::Requester;
 
@@ -25,7 +26,7 @@ mod source;
 use files::{Files, StoredFiles};
 pub use source::{FileAccess, FileFacts, ImportSource};
 
-/// Imports a model. `progress` receives the bytes read of all files, and how many will be read.
+/// Imports a model. `progress` receives the bytes read of all files, and how many will be read; `stored` counts the blobs.
 ///
 /// # Errors
 /// [`OpError`]; then nothing is stored.
@@ -35,11 +36,11 @@ pub fn import(
     policy: &CallerPolicy,
     params: &ImportParams,
     source: &mut dyn ImportSource,
-    progress: &mut dyn FnMut(u64, u64),
+    (progress, stored): (&mut dyn FnMut(u64, u64), &Arc<StoredBlobs>),
 ) -> Result<Imported, OpError> {
     let title = display_name(&params.file_name);
     let change = NameChange::new(store, requester, Verb::Import, format!("import of {title}"));
-    let change = change.replacing(params.force);
+    let change = change.replacing(params.force).counted_by(stored);
     let import = || import_files(&change, policy, (params, title), source, progress);
     NameChange::run(store, Leftover::Nothing, import)
 }

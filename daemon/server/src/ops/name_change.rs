@@ -20,7 +20,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::OpError;
 use super::policy::CallerPolicy;
-use super::space::{Evictions, displaced, soft_quota_notes, space_hint};
+use super::space::{Evictions, ReportsTo, StoredBlobs, displaced, soft_quota_notes, space_hint};
 use crate::requester::Requester;
 
 mod promote;
@@ -127,7 +127,7 @@ impl<'s> NameChange<'s> {
     /// A change that replaces no model.
     pub(super) fn new(store: &'s Arc<Store>, requester: Requester, verb: Verb, cause: String) -> Self {
         let rule = NameRule { uid: requester.uid(), ..NameRule::default() };
-        let evictions = Evictions::new(requester, cause.clone(), None);
+        let evictions = Evictions::new(requester, cause.clone(), ReportsTo::Nobody);
         Self { store, requester, verb, rule, cause, evictions }
     }
 
@@ -150,7 +150,15 @@ impl<'s> NameChange<'s> {
 
     /// Sends an event for each model that is evicted for the change.
     pub(super) fn reporting_to(mut self, events: &Sender<PullProgress>) -> Self {
-        self.evictions = Evictions::new(self.requester, self.cause.clone(), Some(events.clone()));
+        let reports_to = ReportsTo::pull(events.clone());
+        self.evictions = Evictions::new(self.requester, self.cause.clone(), reports_to);
+        self
+    }
+
+    /// Counts the blobs that the change stores.
+    pub(super) fn counted_by(mut self, stored: &Arc<StoredBlobs>) -> Self {
+        let reports_to = ReportsTo::Import(Arc::clone(stored));
+        self.evictions = Evictions::new(self.requester, self.cause.clone(), reports_to);
         self
     }
 

@@ -298,16 +298,22 @@ impl Incoming<'_> {
         if let Some(stored) = self.take_present(file)? {
             return Ok(stored);
         }
+        let verified = |hashed: u64| {
+            pull.send_of_file(file, verifying(file, &again, hashed));
+            !events.is_closed() && !guard.should_yield()
+        };
         let report = |arrived: u64| report(arrived) && !guard.should_yield();
         let source = self.pull.params.source.to_string();
         let uid = pull.requester.uid();
         let about = Some(DownloadAbout::for_pull(self.reference.short(), source, uid));
         let (silence, again, as_stream) = (silence.clone(), again.clone(), as_stream.clone());
+        let verified = Some(&verified as &(dyn Fn(u64) -> bool + Sync));
         let reusable = self.reusable;
         let may_read = |name: &Reference, manifest| reusable.may_read(name, manifest);
         let index = self.indexes.recipe(file);
         let (index, job) = (index.as_deref(), pull.job(file, &self.limit, &report));
-        let job = Job { about, continues, may_read: &may_read, index, silence, again, as_stream, ..job };
+        let job =
+            Job { about, continues, may_read: &may_read, index, silence, again, as_stream, verified, ..job };
         if fits_memory(file) {
             return self.receive_small(&job);
         }
@@ -568,6 +574,16 @@ fn new_file(file: &RemoteFile, descriptor: Descriptor, facts: Vec<ModelFacts>) -
     let (url, size, digest) = (file.label(), file.size(), descriptor.digest);
     let version = version_of(file).map(|validator| FileVersion { url, validator, size, digest });
     NewFile { facts, version, ..NewFile::new(descriptor, file.name()) }
+}
+
+/// The progress when all of the file has arrived.
+fn verifying(file: &RemoteFile, again: &Flag, hashed: u64) -> PullProgress {
+    PullProgress {
+        phase: Some(Phase::Hashing),
+        phase_completed: Some(hashed.min(file.size())),
+        phase_total: Some(file.size()),
+        ..file_progress(file, again, file.size(), None)
+    }
 }
 
 fn file_progress(file: &RemoteFile, again: &Flag, completed: u64, reused: Option<u64>) -> PullProgress {

@@ -20,7 +20,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
 use super::{FrameStream, SessionError};
 use crate::client_file::{ClientFile, FileList, Refusal};
-use crate::ops::{self, OpError};
+use crate::ops::{self, OpError, StoredBlobs};
 use crate::permits::Permit;
 use crate::principal::Principal;
 use crate::request_record::RequestRecord;
@@ -78,6 +78,8 @@ async fn import(
     let turn: Turn = while_alive(stream, daemon.work.imports.acquire(peer.uid)).await?.into();
     drop(arriving);
     let (report, progress) = watch::channel((0, 0));
+    let stored = Arc::<StoredBlobs>::default();
+    let counted = Arc::clone(&stored);
     let (requester, policy, noted) = (daemon.requester(peer), daemon.policy_for(peer), Arc::clone(record));
     let work = async move {
         let import = move |daemon: &Daemon| {
@@ -89,12 +91,13 @@ async fn import(
             };
             // Moved here, so that its process ends with the work.
             let mut file = file;
-            let done = ops::import(&daemon.store, requester, &policy, &params, &mut file, &mut report);
+            let progress: (&mut dyn FnMut(u64, u64), _) = (&mut report, &counted);
+            let done = ops::import(&daemon.store, requester, &policy, &params, &mut file, progress);
             done.inspect(|done| noted.finished(done))
         };
         daemon.blocking(turn, import).await
     };
-    let done = with_progress(stream, (progress, &mut wants), &cancelled, work).await;
+    let done = with_progress(stream, ((progress, &stored), &mut wants), &cancelled, work).await;
     if let Some(refusal) = wants.refusal.get() {
         return Err(refused(*refusal));
     }
@@ -163,11 +166,14 @@ async fn started(
     Ok((file, RequestedFiles { next: (listed > 0).then_some(next), refusal }))
 }
 
+/// The bytes that are read of all, and the blobs that are stored.
+type Amounts<'a> = (watch::Receiver<(u64, u64)>, &'a StoredBlobs);
+
 /// Reports progress to the client, and stops the work when the client disconnects. Returns the result in any case,
 /// because the work may be complete before it stops.
 async fn with_progress<T>(
     stream: &FrameStream,
-    (mut progress, wants): (watch::Receiver<(u64, u64)>, &mut RequestedFiles),
+    ((mut read, stored), wants): (Amounts<'_>, &mut RequestedFiles),
     cancelled: &CancelOnDrop,
     work: impl Future<Output = T>,
 ) -> T {
@@ -183,10 +189,7 @@ async fn with_progress<T>(
                 }
             }
             _ = ticks.tick() => {
-                let (completed, total) = *progress.borrow_and_update();
-                // Bytes are hashed and written as soon as they are read.
-                let phase = if completed < total { Phase::Hashing } else { Phase::Syncing };
-                let progress = ImportProgress { completed, total, state: State::Working, phase: Some(phase) };
+                let progress = progress_of(*read.borrow_and_update(), stored);
                 if stream.send_frame(&Frame::Progress(progress)).await.is_err() {
                     break;
                 }
@@ -195,6 +198,27 @@ async fn with_progress<T>(
     }
     cancelled.0.store(true, Ordering::Relaxed);
     work.await
+}
+
+/// A file of many small tensors is read long before they are all written.
+fn progress_of((completed, total): (u64, u64), stored: &StoredBlobs) -> ImportProgress {
+    let (done, expected) = stored.counts();
+    // Bytes are hashed and written as soon as they are read.
+    let phase = match () {
+        () if completed < total || total == 0 => Phase::Hashing,
+        () if done < expected => Phase::Writing,
+        () if stored.are_durable() => Phase::Committing,
+        () => Phase::Syncing,
+    };
+    let counts = (phase == Phase::Writing).then_some((done, expected));
+    ImportProgress {
+        completed,
+        total,
+        state: State::Working,
+        phase: Some(phase),
+        phase_completed: counts.map(|(done, _)| done),
+        phase_total: counts.map(|(_, expected)| expected),
+    }
 }
 
 /// Waits for the import's turn. Nothing is received meanwhile, because the descriptor may be in the queue;
@@ -301,6 +325,9 @@ mod tests {
             "imported"
         };
         let mut wants = RequestedFiles { next: None, refusal: Arc::default() };
-        assert_eq!(with_progress(&stream, (progress, &mut wants), &cancelled, work).await, "imported");
+        assert_eq!(
+            with_progress(&stream, ((progress, &StoredBlobs::default()), &mut wants), &cancelled, work).await,
+            "imported"
+        );
     }
 }

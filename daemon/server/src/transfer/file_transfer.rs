@@ -52,7 +52,10 @@ impl Transfer<'_> {
         let report = |hashed| {
             let arrived = assembler.arrived_bytes();
             guard.note(arrived, hashed);
-            (job.report)(arrived)
+            match job.verified.filter(|_| arrived >= job.file.size()) {
+                Some(verified) => verified(hashed),
+                None => (job.report)(arrived),
+            }
         };
         shared.begin();
         let span = Span::current();
@@ -191,6 +194,7 @@ impl Transfer<'_> {
         let blobs = file.blobs();
         assembler.note_digests(&blobs)?;
         self.quarantine_damaged(ingest, &blobs)?;
+        ingest.expect_blobs(staged.len() as u64);
         for blob in staged {
             ingest.add_blob(blob)?;
         }

@@ -49,6 +49,8 @@ pub(crate) struct Job<'j> {
     pub(crate) gauge: Option<&'j MemoryGauge<'j>>,
     /// Called regularly with the number of bytes that have arrived; returns false to cancel.
     pub(crate) report: &'j (dyn Fn(u64) -> bool + Sync),
+    /// Called in its place when all bytes have arrived, with the number of those that have been hashed.
+    pub(crate) verified: Option<&'j (dyn Fn(u64) -> bool + Sync)>,
 }
 
 /// The memory of a tensor in the plan of a file, in the files that are written, and in the recipe.
@@ -84,6 +86,7 @@ impl<'j> Job<'j> {
             tables: None,
             gauge: None,
             report,
+            verified: None,
         }
     }
 

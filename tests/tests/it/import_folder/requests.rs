@@ -60,7 +60,7 @@ fn model_of_many_files_needs_few_descriptors_and_is_exported_bit_for_bit() {
             most = most.max(open_files_below(&folder));
             opened(&folder.join(&params.files[number].path))
         },
-        |completed, total| last = (completed, total),
+        |progress| last = (progress.completed, progress.total),
     );
     let imported = imported.unwrap();
     assert_eq!(opens, (0..params.files.len()).collect::<Vec<_>>());

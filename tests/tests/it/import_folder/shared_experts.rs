@@ -201,7 +201,7 @@ fn shard_that_changes_after_its_header_was_read_is_refused() {
             }
             opened(&directory.join(&params.files[number].path))
         };
-        daemon.client().import_listed(&params, open, |_, _| ())
+        daemon.client().import_listed(&params, open, |_| ())
     };
     let Err(ClientError::Daemon(error)) = import(true) else { panic!("was accepted") };
     assert_eq!(error.code, ErrorCode::InvalidInput, "{error}");

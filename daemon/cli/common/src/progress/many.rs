@@ -1,10 +1,11 @@
 //! Bars of work on several items at the same time, and one of it all.
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Bar, Progress, Template};
-use crate::output::printable;
+use blobd_client::protocol::event::ImportProgress;
+use indicatif::{MultiProgress, ProgressDrawTarget};
+
+use super::{Bar, Progress, Shown, TICK_INTERVAL};
 
 /// The bars of a command. On a terminal, the one of everything is above those of the items. Lines are only about
 /// everything.
@@ -14,13 +15,16 @@ pub struct Bars {
     each: Option<MultiProgress>,
     all: Bar,
     is_single: bool,
+    /// The bytes of all items that are done, and those of all items.
+    done: AtomicU64,
+    total: u64,
 }
 
 /// The progress of one of several items.
 #[derive(Debug)]
 pub struct ItemBar<'b> {
     bars: &'b Bars,
-    bar: Option<ProgressBar>,
+    shown: Option<Shown>,
     /// The bytes that were added to those of all items.
     counted: AtomicU64,
 }
@@ -32,30 +36,33 @@ impl Progress {
         let shows_each = count > 1 && self.0.has_bars && !self.0.quiet;
         let each = shows_each.then(|| {
             let each = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
-            each.add(all.bar.clone());
+            each.add(all.shown.bar.clone());
             each
         });
-        Bars { each, all, is_single: count == 1 }
+        Bars { each, all, is_single: count == 1, done: AtomicU64::new(0), total }
     }
 }
 
 impl Bars {
     /// A bar for one item of `total` bytes.
     pub fn item(&self, label: &str, total: u64) -> ItemBar<'_> {
-        let bar = self.each.as_ref().map(|each| {
-            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
-            bar.set_message(printable(label));
-            Template::Transferring.apply_to(&bar);
-            each.add(bar)
+        let shown = self.each.as_ref().map(|each| {
+            let Shown { bar, view } = Shown::new(0, label, total);
+            let bar = each.add(bar);
+            bar.enable_steady_tick(TICK_INTERVAL);
+            Shown { bar, view }
         });
-        ItemBar { bars: self, bar, counted: AtomicU64::new(0) }
+        ItemBar { bars: self, shown, counted: AtomicU64::new(0) }
     }
 
-    /// Prints something while the bars are not on the screen.
+    /// Prints something while the bars are not on the screen. That of an only item has ended when its result is printed.
     pub fn suspend<R>(&self, print: impl FnOnce() -> R) -> R {
+        if self.is_single {
+            self.all.shown.bar.finish_and_clear();
+        }
         match &self.each {
             Some(each) => each.suspend(print),
-            None => self.all.bar.suspend(print),
+            None => self.all.shown.bar.suspend(print),
         }
     }
 
@@ -66,56 +73,59 @@ impl Bars {
 }
 
 impl ItemBar<'_> {
-    pub fn set(&self, completed: u64, total: u64) {
-        if let Some(bar) = &self.bar {
-            if bar.length() != Some(total) {
-                bar.set_length(total);
-            }
-            bar.set_position(completed);
+    /// Shows how far the import of the item is.
+    pub fn show(&self, progress: ImportProgress) {
+        if let Some(shown) = &self.shown {
+            shown.change(|view, now| view.show_import(&progress, now));
         }
         if self.bars.is_single {
-            self.bars.all.set(completed, total);
-            return;
+            return self.bars.all.shown.change(|view, now| view.show_import(&progress, now));
         }
+        let completed = progress.completed;
         let before = self.counted.swap(completed, Ordering::Relaxed);
-        let all = &self.bars.all.bar;
-        all.inc(completed.saturating_sub(before));
+        let done = &self.bars.done;
+        done.fetch_add(completed.saturating_sub(before), Ordering::Relaxed);
         // A repeated request begins again.
-        all.dec(before.saturating_sub(completed));
+        done.fetch_sub(before.saturating_sub(completed), Ordering::Relaxed);
+        self.bars.all.set(done.load(Ordering::Relaxed), self.bars.total);
     }
 }
 
 impl Drop for ItemBar<'_> {
     fn drop(&mut self) {
-        if let (Some(bar), Some(each)) = (&self.bar, &self.bars.each) {
-            bar.finish_and_clear();
-            each.remove(bar);
+        if let (Some(shown), Some(each)) = (&self.shown, &self.bars.each) {
+            shown.bar.finish_and_clear();
+            each.remove(&shown.bar);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::lock;
     use super::*;
+
+    fn read(completed: u64, total: u64) -> ImportProgress {
+        ImportProgress { completed, total, ..ImportProgress::default() }
+    }
 
     #[test]
     fn only_item_has_the_bar_of_all() {
         let bars = Progress::new(true).bars("a", 0, 1);
-        bars.item("a", 0).set(4, 10);
-        assert_eq!(bars.all.position(), 4);
-        assert_eq!(bars.all.bar.length(), Some(10));
+        bars.item("a", 0).show(read(4, 10));
+        assert_eq!((bars.all.position(), lock(&bars.all.shown.view).total()), (4, 10));
     }
 
     #[test]
     fn bytes_of_all_items_are_added() {
         let bars = Progress::new(true).bars("2 models", 30, 2);
         let (first, second) = (bars.item("a", 10), bars.item("b", 20));
-        first.set(4, 10);
-        second.set(20, 20);
-        first.set(10, 10);
-        second.set(5, 20);
+        first.show(read(4, 10));
+        second.show(read(20, 20));
+        first.show(read(10, 10));
+        second.show(read(5, 20));
         assert_eq!(bars.all.position(), 15);
-        second.set(20, 20);
+        second.show(read(20, 20));
         assert_eq!(bars.all.position(), 30);
         drop((first, second));
         assert_eq!(bars.suspend(|| 7), 7);

@@ -394,7 +394,7 @@ impl Work<'_> {
             file.open().map(OwnedFd::from)
         };
         let bar = self.bars.item(&found.name, found.size);
-        let imported = self.client.import_listed(&params, open, |completed, total| bar.set(completed, total));
+        let imported = self.client.import_listed(&params, open, |progress| bar.show(progress));
         let imported = imported.map_err(client_error)?;
         let paths: BTreeMap<&str, Digest> =
             imported.files.iter().map(|file| (file.path.as_str(), file.digest)).collect();

@@ -77,9 +77,10 @@ pub struct Pull<'p> {
 impl Pull<'_> {
     /// Sends progress to the client, and shows it to others.
     pub(super) fn send(&self, progress: PullProgress) {
-        if let Some(watch) = self.watch {
-            watch.set_step(&progress);
-        }
+        let progress = match self.watch {
+            Some(watch) => watch.step(progress),
+            None => progress,
+        };
         send_progress(self.events, progress);
     }
 

@@ -1,6 +1,8 @@
 //! Reports of models that were removed, evicted or replaced.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use blobd_client::protocol::event::{Phase, Progress as _};
 use blobd_client::protocol::naming::{Kept, LostModel};
@@ -63,18 +65,50 @@ pub(crate) struct Evictions {
     requester: Requester,
     /// The work that needs the space, such as `pull of llama3:8b`.
     cause: String,
-    events: Option<Sender<PullProgress>>,
+    reports_to: ReportsTo,
     models: Mutex<Vec<LostModel>>,
 }
 
+/// Who is told how far the transaction is.
+#[derive(Debug)]
+pub(crate) enum ReportsTo {
+    Nobody,
+    /// A pull, with the time of the last line about stored blobs.
+    Pull(Sender<PullProgress>, Mutex<Option<Instant>>),
+    Import(Arc<StoredBlobs>),
+}
+
+impl ReportsTo {
+    pub(crate) fn pull(events: Sender<PullProgress>) -> Self {
+        Self::Pull(events, Mutex::default())
+    }
+}
+
+/// How many blobs an import has stored, for another thread that reports it.
+#[derive(Debug, Default)]
+pub struct StoredBlobs {
+    done: AtomicU64,
+    expected: AtomicU64,
+    are_durable: AtomicBool,
+}
+
+impl StoredBlobs {
+    /// How many blobs are stored, and how many will be.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        (self.done.load(Ordering::Relaxed), self.expected.load(Ordering::Relaxed))
+    }
+
+    /// Whether all content is durable, and only the name is missing.
+    #[must_use]
+    pub fn are_durable(&self) -> bool {
+        self.are_durable.load(Ordering::Relaxed)
+    }
+}
+
 impl Evictions {
-    /// Each eviction is sent to `events` at once.
-    pub(crate) fn new(
-        requester: Requester,
-        cause: String,
-        events: Option<Sender<PullProgress>>,
-    ) -> Arc<Self> {
-        Arc::new(Self { requester, cause, events, models: Mutex::default() })
+    pub(crate) fn new(requester: Requester, cause: String, reports_to: ReportsTo) -> Arc<Self> {
+        Arc::new(Self { requester, cause, reports_to, models: Mutex::default() })
     }
 
     /// Collects the evictions for this transaction here.
@@ -91,7 +125,7 @@ impl EvictionObserver for Evictions {
     fn evicted(&self, model: &gc::LostModel) {
         let model = lost_model(model.clone());
         verb_log::evicted(self.requester, &self.cause, &model);
-        if let Some(events) = &self.events {
+        if let ReportsTo::Pull(events, _) = &self.reports_to {
             let status = format!("evicted {}", model.name);
             let evicted = vec![model.clone()];
             send_progress(events, PullProgress { status, evicted, ..PullProgress::default() });
@@ -100,8 +134,36 @@ impl EvictionObserver for Evictions {
     }
 
     fn content_is_durable(&self) {
-        if let Some(events) = &self.events {
-            send_progress(events, PullProgress::working("writing manifest", Phase::Committing));
+        match &self.reports_to {
+            ReportsTo::Nobody => {}
+            ReportsTo::Pull(events, _) => {
+                send_progress(events, PullProgress::working("writing manifest", Phase::Committing));
+            }
+            ReportsTo::Import(stored) => stored.are_durable.store(true, Ordering::Relaxed),
         }
     }
+
+    fn blob_is_stored(&self, done: u64, expected: u64) {
+        match &self.reports_to {
+            ReportsTo::Nobody => {}
+            ReportsTo::Pull(events, last) => send_stored(events, last, (done, expected)),
+            ReportsTo::Import(stored) => {
+                stored.done.store(done, Ordering::Relaxed);
+                stored.expected.store(expected, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Sends how many blobs of a file are stored, unless that was sent a moment ago.
+fn send_stored(events: &Sender<PullProgress>, last: &Mutex<Option<Instant>>, (done, expected): (u64, u64)) {
+    const INTERVAL: Duration = Duration::from_millis(100);
+    let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+    if done < expected && last.is_some_and(|last| last.elapsed() < INTERVAL) {
+        return;
+    }
+    *last = Some(Instant::now());
+    let progress = PullProgress::working("storing tensors", Phase::Writing);
+    let (phase_completed, phase_total) = (Some(done), Some(expected));
+    send_progress(events, PullProgress { phase_completed, phase_total, ..progress });
 }
