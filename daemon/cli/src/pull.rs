@@ -368,6 +368,8 @@ impl ModelBar {
             return self.bar.wait(status);
         }
         match phase {
+            // How much is there already is known when the file's header has arrived.
+            Some(Phase::Receiving) | None if self.highest_bytes == 0 && completed == 0 => self.bar.wait("starting"),
             Some(Phase::Receiving) | None if total > 0 => {
                 self.set(completed, total, progress.bytes_per_second);
             }

@@ -68,6 +68,8 @@ impl Sandbox {
             .env("BLOBD_ROOT", self.path("store"))
             .env("BLOBD_SOCKET", self.socket())
             .env("BLOBD_CONFIG", self.path(CONFIG))
+            // The demo explains each command itself; a terminal still has bars.
+            .env("BLOBD_PROGRESS_INTERVAL", "0")
             .stdin(Stdio::null());
         command
     }

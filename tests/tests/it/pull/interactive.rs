@@ -141,8 +141,11 @@ fn progress_resumes_after_a_killed_daemon_and_never_decreases() {
     let name = registry.name("library/tiny:latest");
     let mut all = Vec::new();
     for _ in 0..3 {
+        let received = || daemon.client().disk_usage().unwrap().partial_bytes;
+        let before = received();
         let (mut pull, shown) = watch_pull(&daemon.command(), &name);
-        thread::sleep(Duration::from_millis(800));
+        eventually("more has arrived, and was shown", || received() > before + MIB / 2);
+        thread::sleep(Duration::from_millis(300));
         daemon.kill();
         assert!(!pull.wait().unwrap().success());
         all.push(positions(&shown.shown()));

@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// The seconds between two lines; 0 for no lines.
+/// The seconds before the first line and between two; 0 for no lines.
 const INTERVAL_VARIABLE: &str = "BLOBD_PROGRESS_INTERVAL";
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(10);
 /// The first line comes sooner, so that a log shows at once that something is done.
@@ -23,10 +23,10 @@ pub(super) struct Lines {
 impl Lines {
     /// `None` if the user wants no lines. Prints no line while there is no text.
     pub(super) fn start(text: impl Fn() -> Option<String> + Send + 'static) -> Option<Self> {
-        let interval = interval(env::var(INTERVAL_VARIABLE).ok().as_deref())?;
+        let (first, interval) = times(env::var(INTERVAL_VARIABLE).ok().as_deref())?;
         let (stop, stopped) = channel();
         let run = move || {
-            let mut next = interval.min(FIRST_AFTER);
+            let mut next = first;
             while stopped.recv_timeout(next) == Err(RecvTimeoutError::Timeout) {
                 next = interval;
                 if let Some(text) = text() {
@@ -51,11 +51,12 @@ impl Drop for Lines {
     }
 }
 
-fn interval(seconds: Option<&str>) -> Option<Duration> {
+/// The times before the first line and between two. `None` for no lines.
+fn times(seconds: Option<&str>) -> Option<(Duration, Duration)> {
     let seconds = seconds.and_then(|text| text.trim().parse::<f64>().ok());
     match seconds.map(Duration::try_from_secs_f64) {
-        Some(Ok(interval)) => Some(interval).filter(|interval| !interval.is_zero()),
-        _ => Some(DEFAULT_INTERVAL),
+        Some(Ok(interval)) => Some((interval, interval)).filter(|_| !interval.is_zero()),
+        _ => Some((FIRST_AFTER, DEFAULT_INTERVAL)),
     }
 }
 
@@ -66,9 +67,10 @@ mod tests {
     #[test]
     fn interval_is_ten_seconds_unless_the_user_sets_it() {
         for text in [None, Some(""), Some("x"), Some("-1"), Some("1e999")] {
-            assert_eq!(interval(text), Some(DEFAULT_INTERVAL), "{text:?}");
+            assert_eq!(times(text), Some((FIRST_AFTER, DEFAULT_INTERVAL)), "{text:?}");
         }
-        assert_eq!(interval(Some("0.5")), Some(Duration::from_millis(500)));
-        assert_eq!(interval(Some("0")), None);
+        let half = Duration::from_millis(500);
+        assert_eq!(times(Some("0.5")), Some((half, half)));
+        assert_eq!(times(Some("0")), None);
     }
 }
