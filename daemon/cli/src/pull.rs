@@ -6,7 +6,9 @@ use blobd_cli_common::advice::{instead_of_pull, parse_source};
 use blobd_cli_common::batch::Batch;
 use blobd_cli_common::connect::{Connected, client_error, connect_or_create, print_result};
 use blobd_cli_common::model_name::parse_new_name;
-use blobd_cli_common::output::{human_bytes, print, print_json, print_stopped, print_text, sum_of_parts};
+use blobd_cli_common::output::{
+    REUSED, human_bytes, print, print_json, print_stopped, print_text, sum_of_parts,
+};
 use blobd_cli_common::progress::{Bar, Progress};
 use blobd_cli_common::{Global, internal, lost_models, usage};
 use blobd_client::error::ClientError;
@@ -243,11 +245,9 @@ fn summary(done: &PullDone) -> String {
     if done.unchanged {
         return format!("{name} {}: unchanged, nothing downloaded\n{chosen}", digest.short());
     }
-    let parts = [
-        (done.downloaded_bytes, "downloaded"),
-        (done.reused_bytes, "reused"),
-        (done.already_stored_bytes, "stored before"),
-    ];
+    // Stored before as the same file or as tensors of another model: which of the two, `--json` says.
+    let reused_bytes = done.reused_bytes.saturating_add(done.already_stored_bytes);
+    let parts = [(done.downloaded_bytes, "downloaded"), (reused_bytes, REUSED)];
     let sources = sum_of_parts(&parts);
     let index = done.index.as_ref().map_or_else(String::new, pull_report::index);
     let corrected = pull_report::corrected(&done.corrected);
@@ -369,7 +369,9 @@ impl ModelBar {
         }
         match phase {
             // How much is there already is known when the file's header has arrived.
-            Some(Phase::Receiving) | None if self.highest_bytes == 0 && completed == 0 => self.bar.wait("starting"),
+            Some(Phase::Receiving) | None if self.highest_bytes == 0 && completed == 0 => {
+                self.bar.wait("starting");
+            }
             Some(Phase::Receiving) | None if total > 0 => {
                 self.set(completed, total, progress.bytes_per_second);
             }

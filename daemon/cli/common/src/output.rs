@@ -205,6 +205,17 @@ pub fn or_dash(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
+/// Bytes that a command has added to the store, and bytes that it needed and that were stored before: the words of the
+/// glossary (`docs/GLOSSARY.md`, Bytes) for all commands that store something.
+pub fn new_and_reused(new_bytes: u64, reused_bytes: u64) -> String {
+    format!("{} {NEW}, {} {REUSED}", human_bytes(new_bytes), human_bytes(reused_bytes))
+}
+
+/// Written by this command.
+pub const NEW: &str = "new";
+/// Needed by this command, and stored before, by whatever command.
+pub const REUSED: &str = "reused";
+
 /// The parts of a total behind it, those of 0 bytes left out: `, all sent`, or ` = 3 MiB sent + 1 MiB mounted`.
 pub fn sum_of_parts(parts: &[(u64, &str)]) -> String {
     let parts: Vec<_> = parts.iter().filter(|(bytes, _)| *bytes > 0).collect();

@@ -16,7 +16,7 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd pull llama3:8b", &["llama3:8b", "downloaded"]),
     step("blobd pull llama3:8b", &["llama3:8b"]),
     step("blobd pull --dry-run llama3:70b", &["llama3:70b"]),
-    step("blobd import models/*.gguf", &["tuned-8b", "other-8b", "shared"]),
+    step("blobd import models/*.gguf", &["tuned-8b", "other-8b", "reused"]),
     step("blobd ls", &["NAME", "llama3:8b", "tuned-8b"]),
     step("blobd ls -q", &["llama3:8b"]),
     step("blobd show llama3:8b", &["llama3:8b", "architecture"]),

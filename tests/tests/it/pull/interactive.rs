@@ -155,7 +155,8 @@ fn progress_resumes_after_a_killed_daemon_and_never_decreases() {
     let (mut pull, shown) = watch_pull(&daemon.command(), &name);
     assert!(pull.wait().unwrap().success());
     all.push(positions(&shown.shown()));
-    assert!(all.iter().all(|positions| !positions.is_empty()), "{all:?}");
+    // The last pull may end before anything is drawn.
+    assert!(all[..3].iter().all(|positions| !positions.is_empty()), "{all:?}");
     assert!(all.concat().is_sorted() && all[1][0] > 0.0, "{all:?}");
 }
 

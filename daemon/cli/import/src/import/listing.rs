@@ -256,9 +256,9 @@ impl PlannedModel {
             ModelState::Stored => format!("stored as {name}\n"),
             ModelState::New => {
                 let adds = at_most(max_new_bytes.unwrap_or_default());
-                let shares = shared_bytes.filter(|bytes| *bytes > 0).map(human_bytes);
-                let shares = shares.map(|bytes| format!(", shares {bytes}")).unwrap_or_default();
-                format!("new: becomes {name}, adds {adds}{shares}\n")
+                let reuses = shared_bytes.filter(|bytes| *bytes > 0).map(human_bytes);
+                let reuses = reuses.map(|bytes| format!(", reuses {bytes}")).unwrap_or_default();
+                format!("new: becomes {name}, adds {adds}{reuses}\n")
             }
             ModelState::LeftOut | ModelState::Unusable => "not imported: see the errors below\n".to_owned(),
         }

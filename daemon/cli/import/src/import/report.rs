@@ -1,7 +1,7 @@
 //! What an import prints about the models that it stored, and about those that it left out.
 
 use blobd_cli_common::lost_models;
-use blobd_cli_common::output::{counted, human_bytes, printable};
+use blobd_cli_common::output::{counted, human_bytes, new_and_reused, printable};
 use blobd_client::protocol::pull::Imported;
 use serde::Serialize;
 
@@ -9,18 +9,18 @@ use crate::other_stores;
 
 pub(super) fn sums(imported: &[Imported]) -> String {
     let sum = |bytes: fn(&Imported) -> u64| imported.iter().map(bytes).fold(0, u64::saturating_add);
-    let [new, reused] = [sum(|done| done.new_bytes), sum(|done| done.reused_bytes)].map(human_bytes);
-    format!("{}: {new} new, {reused} shared\n", counted(imported.len(), "model"))
+    let parts = new_and_reused(sum(|done| done.new_bytes), sum(|done| done.reused_bytes));
+    format!("{}: {parts}\n", counted(imported.len(), "model"))
 }
 
 pub(crate) fn summary(done: &Imported) -> String {
     let Imported { name, digest, size, new_bytes, reused_bytes, tensor_count, .. } = done;
-    let [size, new, reused] = [size, new_bytes, reused_bytes].map(|bytes| human_bytes(*bytes));
+    let (size, parts) = (human_bytes(*size), new_and_reused(*new_bytes, *reused_bytes));
     let sidecars = done.sidecars.iter().map(|sidecar| format!("with {}\n", printable(&sidecar.file_name)));
     let more = sidecars.collect::<String>() + &lost_models::effects(&done.effects);
     let files = done.file_count.map(|files| format!(" in {}", counted(files, "file"))).unwrap_or_default();
     let (digest, tensors) = (digest.short(), counted(tensor_count, "tensor"));
-    format!("{name} {digest}: {size}{files}, {new} new, {reused} shared, {tensors}\n{more}")
+    format!("{name} {digest}: {size}{files}, {parts}, {tensors}\n{more}")
 }
 
 /// A model of another program that is not imported, and nothing is wrong with it.
