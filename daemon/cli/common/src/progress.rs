@@ -260,7 +260,7 @@ mod tests {
         let phase = Some(Phase::Writing);
         let writing = ImportProgress { phase, phase_completed, phase_total, ..read };
         view.show_import(&ImportProgress { completed: 3, ..read }, start);
-        assert_eq!(view.text(start), "many.gguf: 3 B of 17 B (17%), 3.00 KiB/s, 0s left");
+        assert_eq!(view.text(start), "many.gguf: 3 B of 17 B (17%), 2.93 KiB/s, 0s left");
         view.show_import(&writing, start);
         assert_eq!(view.text(start), "many.gguf: writing, 25%");
         let (second, phase_completed) = (start + Duration::from_secs(1), Some(50_000));

@@ -44,8 +44,8 @@ use signed::Signatures;
 pub(crate) use source::pulled_name;
 pub use source::{FetchLimit, Pull};
 use source::{
-    chosen_files, followed_source, known_files, layers, may_be, name_change, reporting_silence, target_name,
-    transfer_error, transfer_plan, version_of, with_stored_versions,
+    chosen_files, file_progress, followed_source, known_files, layers, may_be, name_change, reporting_silence,
+    target_name, transfer_error, transfer_plan, verifying, version_of, with_stored_versions,
 };
 
 /// Pulls a model: its manifest, then every file that is not in the store. Blocks the calling thread.
@@ -574,28 +574,4 @@ fn new_file(file: &RemoteFile, descriptor: Descriptor, facts: Vec<ModelFacts>) -
     let (url, size, digest) = (file.label(), file.size(), descriptor.digest);
     let version = version_of(file).map(|validator| FileVersion { url, validator, size, digest });
     NewFile { facts, version, ..NewFile::new(descriptor, file.name()) }
-}
-
-/// The progress when all of the file has arrived.
-fn verifying(file: &RemoteFile, again: &Flag, hashed: u64) -> PullProgress {
-    PullProgress {
-        phase: Some(Phase::Hashing),
-        phase_completed: Some(hashed.min(file.size())),
-        phase_total: Some(file.size()),
-        ..file_progress(file, again, file.size(), None)
-    }
-}
-
-fn file_progress(file: &RemoteFile, again: &Flag, completed: u64, reused: Option<u64>) -> PullProgress {
-    let name = file.digest().map_or_else(|| file.label(), Digest::short);
-    PullProgress {
-        status: format!("pulling {name}{}", if again.is_set() { " again: wrong digest" } else { "" }),
-        state: State::Working,
-        phase: Some(Phase::Receiving),
-        digest: file.digest(),
-        total: Some(file.size()),
-        completed: Some(completed),
-        reused,
-        ..PullProgress::default()
-    }
 }

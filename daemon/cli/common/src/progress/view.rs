@@ -168,6 +168,9 @@ impl View {
     }
 
     fn left(&self, now: Instant) -> String {
+        if self.total == 0 {
+            return String::new();
+        }
         left(self.total.saturating_sub(self.done()), self.speed(now))
     }
 

@@ -5,13 +5,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blobd_client::protocol::event::{Phase, Progress as _};
+use blobd_client::protocol::event::{Phase, Progress as _, State};
 use blobd_client::protocol::pull::{ChosenFile, ChosenFiles, PullProgress};
 use blobd_client::protocol::request::PullParams;
 use blobd_registry::{Chosen, KnownFile, PublishedModel, RegistryClient, RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
 use blobd_store::{FileVersion, Store, Verb};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
+use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
@@ -29,7 +30,7 @@ use crate::ops::{OpError, send_progress};
 use crate::permits::{Limits, PermitPool};
 use crate::requester::Requester;
 use crate::running_pulls::PullWatch;
-use crate::transfer::{Job, RateLimit, TransferError, TransferPlan, Transfers};
+use crate::transfer::{Flag, Job, RateLimit, TransferError, TransferPlan, Transfers};
 
 /// Limits concurrent downloads per user and in total. Each takes up to some 20 MiB of memory, depending on its
 /// speed, besides the tables of its tensors.
@@ -322,5 +323,34 @@ pub(super) fn transfer_error(file: &RemoteFile, error: TransferError) -> OpError
         | TransferError::Unwanted
         | TransferError::StreamEnded
         | TransferError::HandedOver => OpError::Interrupted { name, source: Box::new(error) },
+    }
+}
+
+/// The progress when all of the file has arrived.
+pub(super) fn verifying(file: &RemoteFile, again: &Flag, hashed: u64) -> PullProgress {
+    PullProgress {
+        phase: Some(Phase::Hashing),
+        phase_completed: Some(hashed.min(file.size())),
+        phase_total: Some(file.size()),
+        ..file_progress(file, again, file.size(), None)
+    }
+}
+
+pub(super) fn file_progress(
+    file: &RemoteFile,
+    again: &Flag,
+    completed: u64,
+    reused: Option<u64>,
+) -> PullProgress {
+    let name = file.digest().map_or_else(|| file.label(), Digest::short);
+    PullProgress {
+        status: format!("pulling {name}{}", if again.is_set() { " again: wrong digest" } else { "" }),
+        state: State::Working,
+        phase: Some(Phase::Receiving),
+        digest: file.digest(),
+        total: Some(file.size()),
+        completed: Some(completed),
+        reused,
+        ..PullProgress::default()
     }
 }

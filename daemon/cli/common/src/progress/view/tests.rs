@@ -65,7 +65,7 @@ fn bar_is_bounded_and_lines_fit_every_terminal() {
     let (mut view, after) = view(0);
     let name = "hf.co/bartowski/Llama-3.2-1B-Instruct-GGUF-with-a-very-long-name:Q4_K_M".to_owned();
     view.label = name;
-    let mut lines = |view: &View| {
+    let lines = |view: &View| {
         for columns in 20..=250 {
             let line = view.line(columns, after(30));
             assert!(line.chars().count() < columns, "{columns}: {line}");
@@ -95,13 +95,13 @@ fn line_of_a_terminal_has_name_bar_amount_speed_and_time() {
     view.set(100 * MIB, 200 * MIB, after(10));
     let line = view.line(80, after(10));
     assert_eq!(
-        line, "llama3:8b                █████░░░░░     100 MiB / 200 MiB  10.0 MiB/s     10s",
+        line, "llama3:8b                ██████░░░░░░     100 MiB / 200 MiB  10.0 MiB/s     10s",
         "{line}"
     );
-    assert_eq!(view.line(40, after(10)), "llama3:8b          50%  10.0 MiB/s     10s");
+    assert_eq!(view.line(40, after(10)), "llama3:8b       50%  10.0 MiB/s     10s");
     view.enter("verifying", (30, 100), after(10));
     let line = view.line(80, after(10));
-    assert_eq!(line, "llama3:8b                ███░░░░░░░         verifying 30%");
+    assert_eq!(line, "llama3:8b                ███░░░░░░░░░         verifying 30%");
 }
 
 #[test]
