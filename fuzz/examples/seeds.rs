@@ -11,8 +11,8 @@ use blobd_client::protocol::event::ImportProgress;
 use blobd_client::protocol::frame::Frame;
 use blobd_client::protocol::response::{OpenHead, OpenLayer, OpenPiece, TensorLocation};
 use blobd_model::quant::BlockLayout;
-use blobd_store_format::delta::{Delta, HeaderPatch, patch};
 use blobd_store_format::artifact::Referrers;
+use blobd_store_format::delta::{Delta, HeaderPatch, patch};
 use blobd_store_format::descriptor::{Compression, Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError, GgufWriter, Header, Value};
@@ -235,7 +235,8 @@ fn write_tensor_indexes() -> Result<()> {
     let subject = descriptor(MediaType::OCI_MANIFEST, b"model");
     let index = TensorIndex::compose(&subject, &[(Digest::of(b"file"), recipe)])?;
     write("tensor_index", "index", &index)?;
-    let list = Referrers::with_artifact(None, &TensorIndex::KIND, &descriptor(MediaType::OCI_MANIFEST, &index))?;
+    let list =
+        Referrers::with_artifact(None, &TensorIndex::KIND, &descriptor(MediaType::OCI_MANIFEST, &index))?;
     write("tensor_index", "list", &list.unwrap_or_default())
 }
 

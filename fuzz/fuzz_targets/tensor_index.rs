@@ -4,10 +4,10 @@
 //! whose candidates are short; and every list takes an index, which is then a candidate, once.
 #![no_main]
 
+use blobd_store_format::artifact::Referrers;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
-use blobd_store_format::artifact::Referrers;
 use blobd_store_format::tensor_index::TensorIndex;
 use libfuzzer_sys::fuzz_target;
 
@@ -27,8 +27,13 @@ fuzz_target!(|bytes: &[u8]| {
         digest: Digest::of(b"index"),
         size: 5,
     };
-    let Some(longer) = Referrers::with_artifact(Some(bytes), &TensorIndex::KIND, &own).expect("it is a list") else { return };
+    let Some(longer) = Referrers::with_artifact(Some(bytes), &TensorIndex::KIND, &own).expect("it is a list")
+    else {
+        return;
+    };
     let longer_list = Referrers::parse(&longer, &TensorIndex::KIND).expect("it was a list before");
     assert!(longer_list.candidates().contains(&own));
-    assert!(Referrers::with_artifact(Some(&longer), &TensorIndex::KIND, &own).expect("it is a list").is_none());
+    assert!(
+        Referrers::with_artifact(Some(&longer), &TensorIndex::KIND, &own).expect("it is a list").is_none()
+    );
 });

@@ -44,8 +44,9 @@ use signed::Signatures;
 pub(crate) use source::pulled_name;
 pub use source::{FetchLimit, Pull};
 use source::{
-    chosen_files, file_progress, followed_source, known_files, layers, may_be, name_change, reporting_silence,
-    target_name, transfer_error, transfer_plan, verifying, version_of, with_stored_versions,
+    chosen_files, file_progress, followed_source, known_files, layers, may_be, name_change,
+    reporting_silence, target_name, transfer_error, transfer_plan, verifying, version_of,
+    with_stored_versions,
 };
 
 /// Pulls a model: its manifest, then every file that is not in the store. Blocks the calling thread.
