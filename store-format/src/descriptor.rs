@@ -58,6 +58,30 @@ impl MediaType {
     /// CNCF ModelPack's other file beside weights, used for one that was imported or is in an archive.
     pub const PACK_CONFIG: &str = "application/vnd.cncf.model.weight.config.v1.raw";
 
+    /// CNCF ModelPack's text about a model, such as its license.
+    pub const PACK_DOC: &str = "application/vnd.cncf.model.doc.v1.raw";
+    /// The type of a CNCF ModelPack as an artifact.
+    pub const PACK_MANIFEST: &str = "application/vnd.cncf.model.manifest.v1+json";
+    /// The configuration of a CNCF ModelPack.
+    pub const PACK_MODEL_CONFIG: &str = "application/vnd.cncf.model.config.v1+json";
+
+    /// Docker Model Runner's configuration of a GGUF model.
+    pub const DOCKER_MODEL_CONFIG: &str = "application/vnd.docker.ai.model.config.v0.1+json";
+    /// Docker Model Runner's configuration of a model whose layers are files with paths.
+    pub const DOCKER_FILES_CONFIG: &str = "application/vnd.docker.ai.model.config.v0.2+json";
+    /// Docker Model Runner's GGUF file.
+    pub const DOCKER_GGUF: &str = "application/vnd.docker.ai.gguf.v3";
+    /// Docker Model Runner's safetensors file.
+    pub const DOCKER_SAFETENSORS: &str = "application/vnd.docker.ai.safetensors";
+    /// Docker Model Runner's GGUF file with an image encoder.
+    pub const DOCKER_PROJECTOR: &str = "application/vnd.docker.ai.mmproj";
+    /// Docker Model Runner's text of a license.
+    pub const DOCKER_LICENSE: &str = "application/vnd.docker.ai.license";
+    /// Docker Model Runner's template in the language Jinja.
+    pub const DOCKER_TEMPLATE: &str = "application/vnd.docker.ai.chat.template.jinja";
+    /// Docker Model Runner's other file beside weights.
+    pub const DOCKER_FILE: &str = "application/vnd.docker.ai.model.file";
+
     /// Wraps any text, unchecked.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
@@ -206,19 +230,19 @@ const CONFIGS: [&str; 6] = [
     MediaType::DOCKER_CONFIG,
     "application/vnd.oci.image.config.v1+json",
     "application/vnd.oci.empty.v1+json",
-    "application/vnd.docker.ai.model.config.v0.1+json",
-    "application/vnd.docker.ai.model.config.v0.2+json",
+    MediaType::DOCKER_MODEL_CONFIG,
+    MediaType::DOCKER_FILES_CONFIG,
     "application/vnd.docker.ai.model.config.v1+json",
 ];
 /// The layers of Docker Model Runner; the last is the form of March 2025.
 const DOCKER_MODEL_RUNNER: [(&str, &str); 8] = [
-    ("application/vnd.docker.ai.gguf.v3", "model"),
-    ("application/vnd.docker.ai.safetensors", "model"),
+    (MediaType::DOCKER_GGUF, "model"),
+    (MediaType::DOCKER_SAFETENSORS, "model"),
     ("application/vnd.docker.ai.dduf", "model"),
-    ("application/vnd.docker.ai.mmproj", "projector"),
-    ("application/vnd.docker.ai.license", "license"),
-    ("application/vnd.docker.ai.chat.template.jinja", "template"),
-    ("application/vnd.docker.ai.model.file", "file"),
+    (MediaType::DOCKER_PROJECTOR, "projector"),
+    (MediaType::DOCKER_LICENSE, "license"),
+    (MediaType::DOCKER_TEMPLATE, "template"),
+    (MediaType::DOCKER_FILE, "file"),
     ("application/vnd.docker.ai.model.file.v1+gguf", "model"),
 ];
 

@@ -229,6 +229,30 @@ pub struct PushParams {
     /// Publishes no tensor index.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_index: bool,
+    /// The form of the manifest at the registry.
+    #[serde(default, skip_serializing_if = "PushForm::is_original")]
+    pub form: PushForm,
+}
+
+/// The form of a manifest that is published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum PushForm {
+    /// The bytes that it has in the store.
+    #[default]
+    Original,
+    /// CNCF ModelPack's.
+    Modelpack,
+    /// Docker Model Runner's.
+    Docker,
+}
+
+impl PushForm {
+    /// Whether it is the stored manifest's own, which requests need not state.
+    pub fn is_original(&self) -> bool {
+        *self == Self::Original
+    }
 }
 
 /// The last line of a push.
@@ -240,6 +264,9 @@ pub struct Pushed {
     pub destination: String,
     /// The digest of the manifest at the registry.
     pub digest: Digest,
+    /// The form of that manifest.
+    #[serde(default)]
+    pub form: PushForm,
     /// The digest of the manifest that had this name at the registry before, if it was another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaced: Option<Digest>,

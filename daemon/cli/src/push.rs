@@ -7,10 +7,10 @@ use blobd_cli_common::output::{counted, human_bytes, print_json, printable, sum_
 use blobd_cli_common::progress::{Bar, Progress};
 use blobd_client::protocol::event::{Event, WorkProgress};
 use blobd_client::protocol::pull::{
-    ArtifactDelivery, FileDelivery, PushParams, Pushed, PushedIndex, PushedSignature,
+    ArtifactDelivery, FileDelivery, PushForm, PushParams, Pushed, PushedIndex, PushedSignature,
 };
 use blobd_store_format::size::parse_rate;
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::{ErrorBody, Reference};
 
@@ -21,10 +21,11 @@ use crate::{ErrorBody, Reference};
   blobd push tiny:q4 registry.example/team/tiny:q4      under another name
   blobd push tiny:q4 localhost:5000/tiny --dry-run      what the registry lacks
   blobd push tiny:q4 lan:5000/tiny --insecure --limit-rate 20MB
+  blobd push tiny:q4 lan:5000/ai/tiny --as docker       for Docker Model Runner
 
-The manifest that the registry gets has the same bytes as in the store. Files that the registry has
-already are not sent. Beside it go its signatures, and an index of its tensors, under 0.05 % of its
-size.
+The manifest that the registry gets has the same bytes as in the store, unless --as names another
+form. Files that the registry has already are not sent. Beside it go its signatures, and an index of
+its tensors, under 0.05 % of its size.
 `blobd login HOST` stores credentials. Ctrl-C stops with exit code 130.")]
 pub(super) struct Params {
     /// The model
@@ -45,6 +46,26 @@ pub(super) struct Params {
     /// Publish no tensor index beside the model
     #[arg(long)]
     no_index: bool,
+    /// Publish it in this form: with the stored manifest, or with one for the programs of another publisher
+    #[arg(long = "as", value_name = "FORM", default_value = "original")]
+    form: Form,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    Original,
+    Modelpack,
+    Docker,
+}
+
+impl From<Form> for PushForm {
+    fn from(form: Form) -> Self {
+        match form {
+            Form::Original => Self::Original,
+            Form::Modelpack => Self::Modelpack,
+            Form::Docker => Self::Docker,
+        }
+    }
 }
 
 pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
@@ -52,7 +73,8 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let reference = only(global, &connected.client, &params.model)?;
     let Params { insecure, limit_rate, dry_run, no_index, .. } = *params;
     let destination = params.destination.clone();
-    let request = PushParams { reference, destination, insecure, limit_rate, dry_run, no_index };
+    let form = params.form.into();
+    let request = PushParams { reference, destination, insecure, limit_rate, dry_run, no_index, form };
     let (progress, mut bar) = (Progress::new(global.hides_progress()), None::<Bar>);
     let prints_progress = global.json && !global.quiet && !dry_run;
     let mut printed = Ok(());
@@ -94,8 +116,13 @@ fn render(pushed: &Pushed) -> String {
     };
     let index = pushed.index.as_ref().map_or_else(String::new, render_index);
     let signatures = render_signatures(&pushed.signatures);
-    let size = human_bytes(*size);
-    format!("{destination} {}: {size}{sources}{files}\n{replaced}{index}{signatures}", digest.short())
+    let form = match pushed.form {
+        PushForm::Modelpack => " as modelpack",
+        PushForm::Docker => " as docker",
+        _ => "",
+    };
+    let (digest, size) = (digest.short(), human_bytes(*size));
+    format!("{destination} {digest}{form}: {size}{sources}{files}\n{replaced}{index}{signatures}")
 }
 
 /// Lines about the signatures, unless the registry had them.

@@ -1,7 +1,10 @@
 //! `push`: uploads a model to a registry, read out of its tensors while it is sent.
 
+mod form;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +17,9 @@ use blobd_registry::{
     UploadContent, UploadError,
 };
 use blobd_store::{FileReader, Model, Store, StoredFile};
+use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::signature::Bundle;
 use blobd_store_format::source::{PullSource, PulledSource};
@@ -23,6 +28,7 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
+use self::form::Published;
 use super::policy::CallerPolicy;
 use super::{OpError, damage, send_progress};
 use crate::transfer::RateLimit;
@@ -40,7 +46,8 @@ pub(crate) struct Push<'p> {
     pub(crate) events: &'p Sender<WorkProgress>,
 }
 
-/// Uploads the files that the registry lacks, then the manifest, whose bytes are those of the store. Blocks the calling
+/// Uploads the files that the registry lacks, then the manifest, whose bytes are those of the store unless another form is
+/// requested. Blocks the calling
 /// thread, also to read the files.
 ///
 /// # Errors
@@ -58,14 +65,18 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
     if let Some(source) = mount_source(store, &model, &name) {
         destination = destination.mounting_from(source);
     }
-    let files = files(&model)?;
-    let index = if params.no_index { None } else { tensor_index(&model, &files, &destination) };
-    let signatures = signatures(store, &model, &destination)?;
+    let stored = files(&model)?;
+    let published = Published::new(params.form, &model, &store.names().facts(model.manifest.digest()))?;
+    let index = if params.no_index { None } else { tensor_index(&published.manifest, &stored, &destination) };
+    // They are of the stored manifest and its files.
+    let is_stored_form = published.config.is_none();
+    let signatures = if is_stored_form { signatures(store, &model, &destination)? } else { Vec::new() };
     let uploads = Uploads {
         push,
         signatures,
         destination,
-        files,
+        files: sources(stored, &published),
+        published: &published,
         index,
         limit: RateLimit::new(params.limit_rate),
         deliveries: RefCell::default(),
@@ -138,10 +149,27 @@ fn files(model: &Model) -> Result<Vec<(&StoredFile, String)>, OpError> {
     Ok(files.into_iter().map(|(file, name)| (file, named((file, name)))).collect())
 }
 
+/// What is uploaded: the files of a model, with the configuration that was made for it in place of its own.
+fn sources<'m>(stored: Vec<(&'m StoredFile, String)>, published: &Published) -> Vec<Upload<'m>> {
+    let published_files = published.manifest.digests();
+    let stored = stored.into_iter().filter(|(file, _)| published_files.contains(&file.descriptor.digest));
+    let upload = |(file, name): (&'m StoredFile, String)| Upload {
+        file: file.descriptor.clone(),
+        name,
+        bytes: UploadBytes::Stored(file),
+    };
+    let mut uploads: Vec<_> = stored.map(upload).collect();
+    if let Some(config) = &published.config {
+        let (file, name) = (published.manifest.config().clone(), "config".to_owned());
+        uploads.push(Upload { file, name, bytes: UploadBytes::Made(config.clone()) });
+    }
+    uploads
+}
+
 /// The tensor index of a model: the recipes of its files with tensors. `None` if none is worth it, and for registries that
 /// take none.
 fn tensor_index(
-    model: &Model,
+    manifest: &Manifest,
     files: &[(&StoredFile, String)],
     destination: &Destination,
 ) -> Option<NewTensorIndex> {
@@ -151,7 +179,7 @@ fn tensor_index(
     let recipes = files.iter().filter_map(|(file, _)| file.recipe.as_deref());
     let split = recipes.filter(|recipe| !recipe.tensors().is_empty() && recipe.format().is_some());
     let large = split.filter(|recipe| recipe.size() >= TensorIndex::MIN_FILE_BYTES);
-    NewTensorIndex::new(&model.manifest, large.filter_map(PackedRecipe::new).collect())
+    NewTensorIndex::new(manifest, large.filter_map(PackedRecipe::new).collect())
 }
 
 /// The signatures of a model, with the IDs of their keys; none for registries that take none.
@@ -190,10 +218,25 @@ async fn each<'i, T, F: Future<Output = Result<(), OpError>>>(
     tokio::try_join!(first, second, third, fourth).map(|_all| ())
 }
 
+/// A file to be uploaded.
+struct Upload<'u> {
+    file: Descriptor,
+    name: String,
+    bytes: UploadBytes<'u>,
+}
+
+/// Where the bytes of a file come from.
+enum UploadBytes<'u> {
+    Stored(&'u StoredFile),
+    /// They were made for this push.
+    Made(Bytes),
+}
+
 struct Uploads<'u> {
     push: Push<'u>,
     destination: Destination,
-    files: Vec<(&'u StoredFile, String)>,
+    files: Vec<Upload<'u>>,
+    published: &'u Published,
     index: Option<NewTensorIndex>,
     signatures: Vec<(Option<String>, NewSignature)>,
     limit: RateLimit,
@@ -207,16 +250,16 @@ impl Uploads<'_> {
         let status = format!("asking {}", self.destination.reference().host());
         send_progress(events, WorkProgress::working(status, Phase::Resolving));
         let before = registry.pushed_manifest(&self.destination).await?;
-        each(&self.files, |(file, _)| self.ask_for(file)).await?;
-        let missing = |(file, _): &&(&StoredFile, String)| self.delivery(file) == FileDelivery::Sent;
-        let missing: Vec<&StoredFile> = self.files.iter().filter(missing).map(|(file, _)| *file).collect();
-        let digest = model.manifest.digest();
+        each(&self.files, |upload| self.ask_for(&upload.file)).await?;
+        let missing = |upload: &&Upload<'_>| self.delivery(&upload.file) == FileDelivery::Sent;
+        let missing: Vec<&Upload<'_>> = self.files.iter().filter(missing).collect();
+        let manifest = &self.published.manifest;
         if !params.dry_run {
-            self.progress.expect(missing.iter().map(|file| file.descriptor.size));
-            each(&missing, |file| self.send(store, file)).await?;
-            if before != Some(digest) || !missing.is_empty() {
+            self.progress.expect(missing.iter().map(|upload| upload.file.size));
+            each(&missing, |upload| self.send(store, upload)).await?;
+            if before != Some(manifest.digest()) || !missing.is_empty() {
                 send_progress(events, WorkProgress::working("publishing the manifest", Phase::Committing));
-                registry.push_manifest(&self.destination, &model.manifest).await?;
+                registry.push_manifest(&self.destination, manifest).await?;
             }
         }
         let index = match &self.index {
@@ -257,39 +300,44 @@ impl Uploads<'_> {
         PushedIndex { size: index.size(), delivery, reason }
     }
 
-    async fn ask_for(&self, file: &StoredFile) -> Result<(), OpError> {
-        let digest = file.descriptor.digest;
+    async fn ask_for(&self, file: &Descriptor) -> Result<(), OpError> {
+        let digest = file.digest;
         let is_present = self.push.registry.has_blob(&self.destination, digest).await?;
         let delivery = if is_present { FileDelivery::Present } else { FileDelivery::Sent };
         self.deliveries.borrow_mut().insert(digest, delivery);
         Ok(())
     }
 
-    async fn send(&self, store: &Store, file: &StoredFile) -> Result<(), OpError> {
+    async fn send(&self, store: &Store, Upload { file, bytes, .. }: &Upload<'_>) -> Result<(), OpError> {
         let Self { progress, limit, .. } = self;
-        let mut content = Content { reader: FileReader::new(store.content(), file), file, progress, limit };
-        let sent = self.push.registry.push_blob(&self.destination, &file.descriptor, &mut content).await;
+        let source = match bytes {
+            UploadBytes::Stored(stored) => ContentSource::Stored(FileReader::new(store.content(), stored)),
+            UploadBytes::Made(bytes) => ContentSource::Made(bytes),
+        };
+        let mut content = Content { source, file, progress, limit };
+        let sent = self.push.registry.push_blob(&self.destination, file, &mut content).await;
         let delivery = match sent {
             Ok(Delivery::Mounted) => FileDelivery::Mounted,
             Ok(Delivery::Present | Delivery::Sent) => FileDelivery::Sent,
             Err(UploadError::Registry(error)) => return Err(error.into()),
             Err(UploadError::Content(error)) => return Err(error),
         };
-        progress.set(file.descriptor.digest, file.descriptor.size);
-        self.deliveries.borrow_mut().insert(file.descriptor.digest, delivery);
+        progress.set(file.digest, file.size);
+        self.deliveries.borrow_mut().insert(file.digest, delivery);
         Ok(())
     }
 
-    fn delivery(&self, file: &StoredFile) -> FileDelivery {
-        self.deliveries.borrow().get(&file.descriptor.digest).copied().unwrap_or(FileDelivery::Sent)
+    fn delivery(&self, file: &Descriptor) -> FileDelivery {
+        self.deliveries.borrow().get(&file.digest).copied().unwrap_or(FileDelivery::Sent)
     }
 
     fn pushed(&self, model: &Model, before: Option<Digest>) -> Pushed {
-        let digest = model.manifest.digest();
-        let file = |(file, name): &(&StoredFile, String)| PushedFile {
+        let params = self.push.params;
+        let digest = self.published.manifest.digest();
+        let file = |Upload { file, name, .. }: &Upload<'_>| PushedFile {
             name: name.clone(),
-            digest: file.descriptor.digest,
-            size: file.descriptor.size,
+            digest: file.digest,
+            size: file.size,
             delivery: self.delivery(file),
         };
         let files: Vec<PushedFile> = self.files.iter().map(file).collect();
@@ -302,6 +350,7 @@ impl Uploads<'_> {
             name: model.reference.short(),
             destination: self.destination.reference().to_string(),
             digest,
+            form: params.form,
             replaced: before.filter(|before| *before != digest),
             unchanged: before == Some(digest),
             size: bytes(&[sent, mounted, present]),
@@ -311,7 +360,7 @@ impl Uploads<'_> {
             files,
             index: None,
             signatures: Vec::new(),
-            dry_run: self.push.params.dry_run,
+            dry_run: params.dry_run,
         }
     }
 }
@@ -326,11 +375,29 @@ fn outcome(published: Result<Delivery, RegistryError>) -> (ArtifactDelivery, Opt
 }
 
 /// A stored file while it is sent.
+/// A file while it is sent.
 struct Content<'c> {
-    reader: FileReader<'c>,
-    file: &'c StoredFile,
+    source: ContentSource<'c>,
+    file: &'c Descriptor,
     progress: &'c Progress<'c>,
     limit: &'c RateLimit,
+}
+
+enum ContentSource<'c> {
+    Stored(FileReader<'c>),
+    Made(&'c Bytes),
+}
+
+impl ContentSource<'_> {
+    fn read(&mut self, range: Range<u64>) -> Result<Bytes, OpError> {
+        match self {
+            Self::Stored(reader) => Ok(reader.read_range(range)?.into()),
+            Self::Made(bytes) => {
+                let place = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+                Ok(bytes.slice(place(range.start)..place(range.end)))
+            }
+        }
+    }
 }
 
 /// The bytes that are read at once. A connection must take as many within the time limit for silence.
@@ -340,14 +407,14 @@ impl UploadContent for Content<'_> {
     type Error = OpError;
 
     async fn read(&mut self, offset: u64) -> Result<Bytes, OpError> {
-        self.progress.set(self.file.descriptor.digest, offset);
-        let end = offset.saturating_add(CHUNK_BYTES).min(self.file.descriptor.size);
-        let bytes = self.reader.read_range(offset..end)?;
+        self.progress.set(self.file.digest, offset);
+        let end = offset.saturating_add(CHUNK_BYTES).min(self.file.size);
+        let bytes = self.source.read(offset..end)?;
         if bytes.is_empty() {
-            return Err(OpError::Internal(format!("{}: ends at {offset}", self.file.descriptor.digest)));
+            return Err(OpError::Internal(format!("{}: ends at {offset}", self.file.digest)));
         }
         self.limit.wait(bytes.len() as u64).await;
-        Ok(bytes.into())
+        Ok(bytes)
     }
 }
 

@@ -196,6 +196,9 @@ pub(super) fn pushes(session: &mut Session, sample: &Sample) {
     for _ in 0..2 {
         session.ok("push", ["push", "base", &pushed, "--limit-rate", "1GB", "--no-index"]);
     }
+    for form in ["original", "modelpack", "docker"] {
+        session.ok("push --dry-run", ["push", "large", &pushed, "--as", form, "--dry-run"]);
+    }
     let indexed = sample.registry.name("team/large:1");
     sample.registry.add_fault("/team/large/manifests/sha256", 1, Fault::Refusal(400, "no artifacts here"));
     for _refused_sent_present in 0..3 {

@@ -2,11 +2,14 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use blobd_tests::model::ModelFile;
+use blobd_tests::oracle::sha256;
+use blobd_tests::temp_dirs::tmpfs_directory;
 
 use super::{check_pulled, push, with_model};
 use crate::pull::third_party::{Access, PASSWORD, ThirdPartyRegistry, daemon_with_credentials};
@@ -25,6 +28,30 @@ fn model_pushed_to_a_real_registry_is_pulled_bit_for_bit() {
     let copied = push(&daemon, &name, &registry.name("team/copy:1"), &[]);
     assert_eq!(copied["mounted_bytes"], copied["size"]);
     check_pulled(&registry.name("team/copy:1"), &weights);
+}
+
+#[test]
+fn each_form_at_a_real_registry_is_pulled_and_copied() {
+    let Some(registry) = ThirdPartyRegistry::start(Access::Anonymous) else { return };
+    let (daemon, weights) = with_model(&ModelFile::dense_of(1, 2, 128));
+    push(&daemon, "tiny", &registry.name("team/tiny:1"), &[]);
+    for form in ["modelpack", "docker"] {
+        let name = registry.name(&format!("team/tiny:{form}"));
+        let pushed = push(&daemon, "tiny", &name, &["--as", form]);
+        assert_eq!(pushed["present_bytes"], weights.len(), "{form}");
+        assert_eq!(push(&daemon, "tiny", &name, &["--as", form])["unchanged"], true);
+        check_pulled(&name, &weights);
+        let copies = tmpfs_directory();
+        let mut skopeo = Command::new("skopeo");
+        skopeo.args(["--insecure-policy", "copy", "--quiet", "--preserve-digests", "--src-tls-verify=false"]);
+        skopeo.arg(format!("docker://{}/team/tiny:{form}", registry.address));
+        skopeo.arg(format!("dir:{}", copies.path().display()));
+        let Ok(copied) = skopeo.output() else { continue };
+        assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+        let manifest = std::fs::read(copies.path().join("manifest.json")).unwrap();
+        assert_eq!(pushed["digest"], format!("sha256:{}", sha256(&manifest)), "{form}");
+        assert!(std::fs::read(copies.path().join(sha256(&weights))).unwrap() == weights, "{form}");
+    }
 }
 
 /// Forwards connections to a registry. The first that sends more than `limit` bytes breaks there.
