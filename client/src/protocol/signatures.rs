@@ -25,7 +25,7 @@ pub struct SignaturesParams {
     /// The keys to verify with; if there are none, those of the daemon's configuration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<GivenKey>,
-    /// The text of a bundle that is not in the store, to verify in place of those that are.
+    /// The text of a bundle that is not in the store, to verify instead of the stored ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle: Option<String>,
 }
@@ -58,11 +58,11 @@ pub struct GivenKey {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SignatureState {
-    /// There is no signature.
+    /// The model has no signature.
     Unsigned,
-    /// By none of the keys.
+    /// Its signatures were made by other keys than the given ones.
     UnknownKey,
-    /// The key did not sign this, or not these files.
+    /// A signature does not verify with its key, or lists other files.
     Wrong,
     /// A key has signed all files of the model.
     Signed,
@@ -85,7 +85,7 @@ pub struct SignatureReport {
     pub name: String,
     /// The manifest's digest.
     pub digest: Digest,
-    /// That of the best signature.
+    /// The state of the best signature.
     pub state: SignatureState,
     /// The name of the key that has signed the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -92,7 +92,7 @@ impl CostOfList {
         ModelCost { state, max_new_bytes, shared_bytes }
     }
 
-    /// How much of the file is new. Nothing is the next time.
+    /// How many bytes of the file are new: 0 if it was counted before.
     fn new_bytes(&mut self, UnreadFile { size, identity, claimed }: UnreadFile) -> u64 {
         let is_new_file = self.seen.insert(identity);
         if is_new_file {
