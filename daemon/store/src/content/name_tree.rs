@@ -186,15 +186,17 @@ fn open(root: &Directory, path: &Path) -> Result<Option<Directory>, StoreError> 
     Ok(opened)
 }
 
-/// The paths of the files, where tags belong, that equal `place` except for the case of letters. Lists only the directories
-/// on the way there, so that it takes hardly longer in a store with many models.
+/// The paths of the files, where tags belong, that equal `place` except for the case of letters and for the host, since one
+/// host may have several names. Lists only the directories on the way there, so that it takes hardly longer in a store with
+/// many models.
 pub(crate) fn files_named(root: &Directory, place: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let mut found = vec![PathBuf::new()];
     for (depth, name) in place.iter().enumerate() {
         for path in std::mem::take(&mut found) {
             let Some(directory) = open(root, &path)? else { continue };
             directory.each_entry(|entry| {
-                if entry.name.eq_ignore_ascii_case(name) && entry.is_dir() == (depth < DEPTH) {
+                let is_named = depth == 0 || entry.name.eq_ignore_ascii_case(name);
+                if is_named && entry.is_dir() == (depth < DEPTH) {
                     found.push(path.join(&entry.name));
                 }
                 Ok(())
@@ -268,7 +270,9 @@ mod tests {
             found.sort();
             found.into_iter().map(|path| path.to_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
-        assert_eq!(found("r.IO/N/mOdel/q8"), ["R.io/n/model/q8", "r.io/n/Model/Q8"]);
+        for host in ["r.IO", "other"] {
+            assert_eq!(found(&format!("{host}/N/mOdel/q8")), ["R.io/n/model/q8", "r.io/n/Model/Q8"]);
+        }
         for absent in ["r.io/n/model/q4", "r.io/n/model2/q8", "r.io/n/dir/q8", "r.io/m/model/q8"] {
             assert_eq!(found(absent), [""; 0], "{absent}");
         }
