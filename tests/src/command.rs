@@ -105,7 +105,7 @@ impl Blobd {
         }
         let variables = ["HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR"];
         command.envs(variables.map(|variable| (variable, &self.home)));
-        // Progress of work that a busy machine delays is no part of a test's output.
+        // Otherwise lines of progress would be in a test's output on a busy machine only.
         command.env("BLOBD_PROGRESS_INTERVAL", "0");
         command.envs(self.place.iter().map(|(variable, path)| (*variable, path)));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -140,7 +140,7 @@ impl Bar {
         Progress::new(quiet).bar(label, total)
     }
 
-    /// Shows this text in place of amounts, until something else is shown.
+    /// Shows this text instead of amounts until the next change.
     pub fn wait(&self, status: &str) {
         let status = printable(status);
         self.shown.change(|view, now| view.wait(&status, now));
@@ -166,7 +166,7 @@ impl Bar {
         self.shown.change(|view, now| view.show_import(progress, now));
     }
 
-    /// Shows this speed in place of the one that is measured here.
+    /// Shows the speed that the daemon has measured instead of the one that is measured here.
     pub fn set_speed(&self, bytes_per_second: Option<u64>) {
         self.shown.change(|view, _now| view.set_speed(bytes_per_second));
     }

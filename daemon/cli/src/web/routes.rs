@@ -93,7 +93,7 @@ pub(super) struct Request {
     /// Empty if the request names no model. No character of a name has to be encoded in a path.
     name: String,
     query: Option<String>,
-    /// Of an action; empty otherwise.
+    /// The body of an action; empty for other requests.
     body: Vec<u8>,
 }
 

@@ -39,9 +39,9 @@ use crate::state::Daemon;
 /// The pulls for other machines.
 #[derive(Debug)]
 pub(super) struct PullThrough {
-    /// How this daemon is called in `Via`.
+    /// The name of this daemon in the header `Via`.
     own_name: String,
-    /// By the canonical names of the models. Those that have ended are kept for a while.
+    /// The pulls by the canonical names of their models. A pull that has ended is kept for a while.
     pulls: Mutex<BTreeMap<String, Arc<ModelPull>>>,
     doubted: Arc<Doubted>,
 }

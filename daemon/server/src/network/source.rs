@@ -37,7 +37,8 @@ pub(super) struct ArrivingFile {
     stored: Option<Arc<ServedFile>>,
 }
 
-/// Files of which a client has got bytes that were not verified. It must not put them together with a range of the right file.
+/// Files of which a client has received bytes that were not verified. The client must not combine them with a range of the
+/// verified file.
 #[derive(Debug, Default)]
 pub(super) struct Doubted(Mutex<Vec<Sent>>);
 

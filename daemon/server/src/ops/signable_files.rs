@@ -115,7 +115,8 @@ impl SignableFiles {
     }
 }
 
-/// The files that are signed in place of a file of a manifest: those in it, if it is an archive that is stored.
+/// The files that a signature lists for a file of a manifest: the files in it if it is a stored archive, or else the file
+/// itself.
 pub(super) fn parts(
     file: &Descriptor,
     name: Option<&str>,

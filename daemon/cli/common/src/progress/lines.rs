@@ -21,7 +21,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// `None` if the user wants no lines. Prints no line while there is no text.
+    /// `None` if the user wants no lines. Nothing is printed while `text` returns nothing.
     pub(super) fn start(text: impl Fn() -> Option<String> + Send + 'static) -> Option<Self> {
         let (first, interval) = times(env::var(INTERVAL_VARIABLE).ok().as_deref())?;
         let (stop, stopped) = channel();

@@ -17,7 +17,7 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// For work of which this much is done already.
+    /// A meter for work of which `done` is done already.
     pub(super) fn starting_at(now: Instant, done: u64) -> Self {
         Self { samples: VecDeque::from([(now, done)]), done, moved: now }
     }

@@ -121,7 +121,7 @@ impl<'p> Signatures<'p> {
         let of_model = demand.fetched.bundles.iter().filter(|bundle| files.compare(bundle).is_ok());
         for bundle in of_model {
             match signatures::add(pull.store, pull.policy.trust(), manifest.digest(), bundle) {
-                // By the keys of the configuration, which come before this one.
+                // The store has as many signatures by configured keys as it keeps for one model.
                 Err(OpError::Store(StoreError::TooManySignatures { .. })) => {}
                 added => drop(added?),
             }
