@@ -189,6 +189,27 @@ fn model_that_is_neither_stored_nor_published_is_not_found() {
 }
 
 #[test]
+fn registry_of_a_name_without_a_host_is_asked_only_if_wanted() {
+    let registry = FakeRegistry::start().unwrap();
+    registry.add_model("library/tiny:1", b"{}", &[(MODEL, &ModelFile::dense(1).bytes())]).unwrap();
+    let folder = tmpfs_directory();
+    let config = folder.path().join("config.toml");
+    fs::write(&config, format!("[mirrors]\n\"registry.ollama.ai\" = \"{}\"\n", registry.url())).unwrap();
+    let blobd = Blobd::at_root(&folder.path().join("store")).configured_by(&config);
+    for command in ["show", "fit", "diff tiny:1"] {
+        let run = blobd.line(&format!("{command} tiny:1")).exits_with(3);
+        assert!(run.stderr.contains("--remote asks its registry, registry.ollama.ai"), "{}", run.stderr);
+        assert!(registry.requests().is_empty(), "{command}");
+        blobd.line(&format!("{command} tiny:1 --stored")).exits_with(3);
+        blobd.line(&format!("{command} tiny:1 --stored --remote")).exits_with(2);
+    }
+    for command in ["show tiny:1 --remote", "show registry.ollama.ai/library/tiny:1", "fit --remote tiny:1"] {
+        let shown = blobd.line(&format!("{command} --json")).succeeds().json();
+        assert!(shown.is_object(), "{command}");
+    }
+}
+
+#[test]
 fn registry_is_not_asked_for_a_stored_model_nor_if_only_the_store_is_wanted() {
     let registry = FakeRegistry::start().unwrap();
     let name = publish(&registry, &ModelFile::dense(1));

@@ -87,7 +87,8 @@ fn is_weights_name(text: &str) -> bool {
     FileFormat::split_name(text).is_some()
 }
 
-fn has_host(text: &str) -> bool {
+/// Whether the text of a name begins with a host, or with a scheme.
+pub(crate) fn has_host(text: &str) -> bool {
     text.split_once('/').is_some_and(|(first, _)| first.contains(['.', ':']))
 }
 

@@ -1,6 +1,7 @@
 //! The models that `show` and `fit` describe: in the store, in local files, or at a registry.
 //!
-//! Only headers and short texts are read. A model at a registry is not stored.
+//! Only headers and short texts are read. A model at a registry is not stored, and is asked for only if its name has a host
+//! or the user wants it.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use blobd_store_format::name_pattern::NamePattern;
 use blobd_store_format::source::PullSource;
 use clap::Args;
 
-use crate::advice::parse_source;
+use crate::advice::{has_host, parse_source};
 use crate::connect::{Connected, client_error, connect, note_name};
 use crate::described_model::{DescribedModel, ModelLocation};
 use crate::local_files::describe_path;
@@ -25,9 +26,31 @@ pub struct ModelArgs {
     /// The model: its name, the path of a file or folder, or a source as `blobd pull` takes it
     #[arg(value_name = "REF|PATH")]
     model: String,
-    /// Look only in the store; otherwise a registry is asked for a model that is not there
+    #[command(flatten)]
+    lookup: Lookup,
+}
+
+/// Where a model is looked for that is not stored. A name with a host, and a URL, says so itself; any other name is asked
+/// for only if the user wants that.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct Lookup {
+    /// Ask the default registry for a model that is not in the store; a name with a host needs no option
+    #[arg(long, conflicts_with = "stored")]
+    remote: bool,
+    /// Look only in the store, whatever the name is
     #[arg(long)]
     stored: bool,
+}
+
+impl Lookup {
+    /// Looks only in the store.
+    pub const STORED: Self = Self { remote: false, stored: true };
+
+    /// Whether the registry of a model that is not stored is asked.
+    fn asks_registry(self, typed: &str, source: &PullSource) -> bool {
+        let names_host = || has_host(typed) || !matches!(source, PullSource::Registry(_));
+        !self.stored && (self.remote || names_host())
+    }
 }
 
 impl ModelArgs {
@@ -56,7 +79,12 @@ impl ModelArgs {
         };
         let reference = source.name().map_err(usage)?;
         let model = match describe_stored(&connected.client, &reference) {
-            Err(error) if error.code == ErrorCode::NotFound && !self.stored => {
+            Err(error) if error.code != ErrorCode::NotFound || self.lookup.stored => Err(error),
+            Err(error) if !self.lookup.asks_registry(&self.model, &source) => {
+                let hint = error.hint.as_ref().map_or_else(String::new, |hint| format!("{hint}; "));
+                Err(error.with_hint(format!("{hint}--remote asks its registry, {}", source.host())))
+            }
+            Err(error) => {
                 // Without a tag, one of the stored tags was meant more likely than another one at the registry.
                 if reference.omits_tag() && has_tags(&connected.client, &reference)? {
                     return Err(error);
@@ -113,8 +141,8 @@ impl ModelArgs {
     }
 
     /// For a model that was not named by an argument of its own.
-    pub fn new(model: &str, stored: bool) -> Self {
-        Self { model: model.to_owned(), stored }
+    pub fn new(model: &str, lookup: Lookup) -> Self {
+        Self { model: model.to_owned(), lookup }
     }
 
     /// The path, if the text can only be a path, or is that of an existing file. That of a folder has a slash at its start

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use blobd_cli_common::Global;
 use blobd_cli_common::connect::{Connected, connect, print_result};
-use blobd_cli_common::model_source::ModelArgs;
+use blobd_cli_common::model_source::{Lookup, ModelArgs};
 use blobd_cli_common::progress::Bar;
 use blobd_model::diff::{Change, DiffTensor, TensorPair, diff_tensors};
 use blobd_model::quant::{ElementType, relative_rms_error, swap_bytes};
@@ -42,9 +42,8 @@ pub struct Params {
     /// The second model
     #[arg(value_name = "REF|PATH")]
     b: String,
-    /// Look only in the store; otherwise a registry is asked for a model that is not there
-    #[arg(long)]
-    stored: bool,
+    #[command(flatten)]
+    lookup: Lookup,
     /// Compute the relative error of each tensor that differs: the root mean square of the differences, relative to
     /// that of A
     #[arg(long)]
@@ -53,7 +52,7 @@ pub struct Params {
 
 /// Compares two models, and prints what differs.
 pub fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
-    let models = [&params.a, &params.b].map(|model| ModelArgs::new(model, params.stored));
+    let models = [&params.a, &params.b].map(|model| ModelArgs::new(model, params.lookup));
     let needs_store = models.iter().any(|model| model.path().is_none());
     let connected = if needs_store { Some(connect(global)?) } else { None };
     let connected = connected.as_ref();

@@ -23,7 +23,8 @@ mod render;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Estimates weights, KV cache and computation graph from the headers of a model's GGUF files.
-A model that is not in the store is described from its header alone, and nothing is stored.
+A model that is not in the store is described from its header alone, and nothing is stored; its
+name has a host, or --remote is given.
 
 For a model of safetensors files the estimate has the weights, and the KV cache that follows from
 its config.json, as transformers, vLLM and their like hold them. What they need for the computation

@@ -21,7 +21,8 @@ mod texts;
 #[derive(Debug, Args)]
 #[command(
     after_help = "A model that is not in the store is described from its headers: a file or a folder, or a source
-that `blobd pull` takes. Nothing is stored.
+that `blobd pull` takes. Nothing is stored. A name without a host is looked for in the store only,
+unless --remote is given.
 
 Examples:
   blobd show llama3:8b
@@ -31,6 +32,7 @@ Examples:
   blobd show ./model-Q4_K_M.gguf               a file of this machine
   blobd show ./Qwen3-0.6B                      a folder with safetensors files
   blobd show hf.co/user/repo:Q4_K_M            before the download: fetches only the header
+  blobd show --remote llama3:8b                the same for a model of the default registry
   blobd show llama3:8b --json | jq '.tensors[0].digest'
   blobd show llama3:8b --full --json           every key of the header with its type and whole value
   blobd show llama3:8b --hash=sha256 > model.sha256

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use blobd_cli_common::connect::{connect, print_result};
 use blobd_cli_common::model_name::only;
-use blobd_cli_common::model_source::ModelArgs;
+use blobd_cli_common::model_source::{Lookup, ModelArgs};
 use blobd_cli_common::output::print_json;
 use blobd_cli_common::output_file::{Existing, refuse_terminal};
 use blobd_cli_common::{Global, usage};
@@ -102,7 +102,7 @@ pub fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
 }
 
 fn open(global: &Global, params: &Params) -> Result<StoredTensor, ErrorBody> {
-    let model = ModelArgs::new(&params.model, true);
+    let model = ModelArgs::new(&params.model, Lookup::STORED);
     let wanted = WantedTensor::new(&params.name, params.file.as_deref());
     if let Some(path) = model.path() {
         return StoredTensor::of_file(&path, &wanted);

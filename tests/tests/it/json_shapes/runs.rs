@@ -170,6 +170,7 @@ fn showing(session: &mut Session, sample: &Sample) {
     let chat = sample.registry.name("me/chat:1");
     for name in ["base", "moe", "separate", "odd", "raw", "bare", "llama", "images", "big", &chat] {
         session.line("show", &format!("{name} --stored"));
+        session.line("show", &format!("{name} --remote"));
         session.line("show --layers", &format!("{name} --tensors --metadata"));
         session.line("show --full", name);
         session.line("show --residency", name);
@@ -229,6 +230,7 @@ fn numbers(session: &mut Session, sample: &Sample) {
         session.line("diff", pair);
         session.line("diff --values", pair);
     }
+    session.line("diff", "base other --remote");
     session.line("diff", &format!("llama {}", sample.registry.name("me/chat:1")));
     session.line("diff", &format!("{} llama", sample.registry.name("me/chat:1")));
     session.line("tensor", "base output.weight --stats");
@@ -245,7 +247,7 @@ fn numbers(session: &mut Session, sample: &Sample) {
     let chat = sample.registry.name("me/chat:1");
     session.line("tensor --file", &format!("draft {chat} output_norm.weight"));
     session.ok("fit", ["fit", &sample.path("llama.gguf"), "--layers"]);
-    session.line("fit", "moe --cpu-moe");
+    session.line("fit", "moe --cpu-moe --remote");
     session.line("fit", "separate");
     session.line("fit", &format!("{chat} --ctx 0"));
     session.line("fit", &format!("{chat} --ctx 512 --batch 64 --parallel 2"));
