@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::Path;
 
 use blobd_client::protocol::response::Engine;
+use blobd_store_format::source::without_userinfo;
 use serde_json::{Value, json};
 
 use crate::sys::peer_pidfd;
@@ -51,6 +52,18 @@ impl PeerProcess {
         let container = self.container.map(|container| ("container".to_owned(), json!(container)));
         engine.into_iter().chain(container).collect()
     }
+}
+
+/// The beginning of a process's command line for the log, without the credentials and queries of URLs; `None` after the
+/// process has ended.
+pub(crate) fn command_line(pid: i32) -> Option<String> {
+    const MAX_CHARS: usize = 120;
+    let arguments = read(&format!("/proc/{pid}/cmdline"))?;
+    let words = arguments.split('\0').filter(|word| !word.is_empty());
+    let words: Vec<_> =
+        words.map(|word| without_userinfo(word.split('?').next().unwrap_or_default()).into_owned()).collect();
+    let line: String = words.join(" ").chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect();
+    (!line.is_empty()).then_some(line)
 }
 
 /// `None` after the process has ended.

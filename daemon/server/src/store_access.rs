@@ -21,6 +21,7 @@ use crate::config::Config;
 use crate::embedded::EmbeddedServer;
 use crate::locks::lock;
 use crate::ops::OpError;
+use crate::peer_process::command_line;
 use crate::socket::connect_announced;
 
 #[derive(Debug)]
@@ -137,14 +138,14 @@ pub(crate) fn open_for_daemon(root: &Path, config: &Config) -> Result<Store, Err
             Err(StoreError::Locked { holder, .. }) => holder,
             Err(error) => return Err(OpError::from(error).into()),
         };
-        if !wait.goes_on_for(&holder) {
-            if holder.command.is_none() {
-                return Err(locked(root, &holder, None));
-            }
-            if !is_reported {
-                tracing::info!("store {}: held by {holder}; waiting until it ends", root.display());
-                is_reported = true;
-            }
+        if !wait.goes_on_for(&holder) && holder.command.is_none() {
+            return Err(locked(root, &holder, None));
+        }
+        if !is_reported && holder.command.is_some() && wait.is_noticed() {
+            let command = i32::try_from(holder.pid).ok().and_then(command_line);
+            let command = command.map_or_else(String::new, |line| format!(" (`{line}`)"));
+            tracing::info!("store {}: held by {holder}{command}; waiting until it ends", root.display());
+            is_reported = true;
         }
         wait.pause();
     }
@@ -197,6 +198,12 @@ impl Wait {
         }
         let is_ending = holder.command == Some(CommandState::Ending);
         self.since.elapsed() < if is_ending { Self::ENDING_LIMIT } else { Self::LIMIT }
+    }
+
+    /// Whether a user sees that it takes time; most commands end earlier.
+    fn is_noticed(&self) -> bool {
+        const NOTICED: Duration = Duration::from_millis(200);
+        self.since.elapsed() >= NOTICED
     }
 
     fn pause(&mut self) {

@@ -244,8 +244,9 @@ fn daemon_starts_when_the_command_that_has_the_store_ends() {
     let mut command = fixture.blobd.command();
     command.args(["serve".as_ref(), "--socket".as_ref(), socket.as_os_str()]);
     let mut daemon = command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
-    let said = format!("process {}, a blobd command; waiting until it ends", owner.id());
-    eventually("the daemon says that it waits", || fs::read_to_string(&log).unwrap().contains(&said));
+    let said = format!("process {}, a blobd command (`", owner.id());
+    let is_said = |line: &str| line.contains(&said) && line.ends_with("`); waiting until it ends");
+    eventually("the daemon says that it waits", || fs::read_to_string(&log).unwrap().lines().any(is_said));
     fixture.blobd.line("ls").succeeds();
     end(owner);
     eventually("the daemon serves", || Client::connect(&socket).is_ok());
