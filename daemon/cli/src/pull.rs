@@ -99,11 +99,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
         params.sources.iter().map(request).collect()
     };
     if params.dry_run {
-        let mut batch = Batch::<()>::of_lines(global, requests.len());
-        for request in &requests {
-            batch.add(&request.source, plan(global, &connected, request));
-        }
-        return batch.result(["pulls cannot be planned", "pulls cannot be planned"]);
+        return plan_all(global, &connected, &requests);
     }
     let interrupted = Arc::clone(&screen);
     let stop = move || {
@@ -189,9 +185,24 @@ fn label(request: &PullParams) -> String {
     request.name.as_ref().map_or_else(|| request.source.to_string(), Reference::short)
 }
 
-fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<(), ErrorBody> {
+fn plan_all(global: &Global, connected: &Connected, requests: &[PullParams]) -> Result<(), ErrorBody> {
+    let mut batch = Batch::<()>::of_lines(global, requests.len());
+    let mut download_bytes = Vec::new();
+    for request in requests {
+        let planned = plan(global, connected, request).map(|bytes| download_bytes.push(bytes));
+        batch.add(&request.source, planned);
+    }
+    if download_bytes.len() > 1 && !global.json {
+        print_text(&pull_report::planned_in_all(&download_bytes))?;
+    }
+    batch.result(["pulls cannot be planned", "pulls cannot be planned"])
+}
+
+/// Prints what a pull would do. Returns how many bytes it would download.
+fn plan(global: &Global, connected: &Connected, request: &PullParams) -> Result<u64, ErrorBody> {
     let plan = connected.client.plan_pull(request).map_err(client_error)?;
-    print_result(global, &plan, pull_report::plan)
+    print_result(global, &plan, pull_report::plan)?;
+    Ok(plan.download_bytes)
 }
 
 /// Adds a hint: whether the pull can be resumed or, for an unknown model, how to import a file of that name. Most

@@ -27,6 +27,12 @@ pub(super) fn plan(plan: &PullPlan) -> String {
     text + &chosen_line(plan.chosen.as_ref()) + &space(plan)
 }
 
+/// The end of a dry run for several models. What two of them have in common is downloaded once, but is in both plans.
+pub(super) fn planned_in_all(download_bytes: &[u64]) -> String {
+    let total = download_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+    format!("{}: would download at most {}\n", counted(download_bytes.len(), "model"), human_bytes(total))
+}
+
 pub(super) fn index(index: &UsedIndex) -> String {
     format!("  its tensor index spared the download of {}\n", human_bytes(index.spared_bytes))
 }

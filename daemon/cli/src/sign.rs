@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use blobd_cli_common::batch::Batch;
 use blobd_cli_common::connect::{Connected, client_error, connect, print_report, print_result};
-use blobd_cli_common::model_name::{ModelName, expand, only};
+use blobd_cli_common::model_name::{ModelName, every_model, expand, only};
 use blobd_cli_common::output::{Table, counted, or_dash, print, printable, terminal_width};
 use blobd_cli_common::output_file::{Existing, Target, TemporaryName, write_error};
 use blobd_cli_common::{Global, file_error, internal, usage};
@@ -57,14 +57,14 @@ pub(super) struct Params {
 pub(super) struct SignatureArgs {
     /// Say who has signed each model, instead of reading its data. Exit code 3 means that one is not signed, and 5
     /// that a signature is wrong
-    #[arg(long, conflicts_with = "repair", requires = "models")]
+    #[arg(long, conflicts_with = "repair")]
     pub(super) signatures: bool,
     /// A public key to verify signatures with, in place of those that the configuration trusts: a PEM file; may be
     /// repeated
     #[arg(long, value_name = "FILE", requires = "signatures")]
     key: Vec<PathBuf>,
     /// Verify the signature in this file instead of those in the store
-    #[arg(long, value_name = "FILE", requires = "signatures")]
+    #[arg(long, value_name = "FILE", requires = "signatures", requires = "models")]
     signature: Option<PathBuf>,
 }
 
@@ -210,7 +210,10 @@ pub(super) fn verify(global: &Global, models: &[ModelName], args: &SignatureArgs
     let keys = args.key.iter().map(|path| given_key(path)).collect::<Result<Vec<_>, _>>()?;
     let bundle = args.signature.as_deref().map(read_bundle).transpose()?;
     let connected = connect(global)?;
-    let models = expand(&connected.client, models)?;
+    let models = match models {
+        [] => every_model(&connected.client)?,
+        models => expand(&connected.client, models)?,
+    };
     let mut batch = Batch::new(global, models.len());
     for model in models {
         let report = model.reference.and_then(|reference| {
@@ -230,17 +233,22 @@ pub(super) fn verify(global: &Global, models: &[ModelName], args: &SignatureArgs
     let others: Vec<_> = others.collect();
     match (wrong.as_slice(), others.as_slice()) {
         ([], []) => Ok(()),
-        ([], others) => Err(ErrorBody::new(
-            ErrorCode::NotFound,
-            format!("{}: not signed by these keys", printable(&others.join(", "))),
-        )
-        .with_hint(
-            "`blobd sign REF --key FILE` signs a model; `--key` names the public keys to verify with",
-        )),
-        (wrong, _) => Err(ErrorBody::new(
-            ErrorCode::Corrupt,
-            format!("{}: wrong signature", printable(&wrong.join(", "))),
-        )),
+        ([], others) => {
+            Err(ErrorBody::new(ErrorCode::NotFound, format!("{}: not signed by these keys", few(others)))
+                .with_hint(
+                    "`blobd sign REF --key FILE` signs a model; `--key` names the public keys to verify with",
+                ))
+        }
+        (wrong, _) => Err(ErrorBody::new(ErrorCode::Corrupt, format!("{}: wrong signature", few(wrong)))),
+    }
+}
+
+/// The models if they are few; the table before has them all.
+fn few(models: &[&str]) -> String {
+    const MOST: usize = 3;
+    match models.len() {
+        0..=MOST => printable(&models.join(", ")),
+        count => counted(count, "model"),
     }
 }
 

@@ -29,7 +29,7 @@ damage was found and not repaired."
   blobd verify llama3:8b mixtral:8x7b          the blobs of these models
   blobd verify --repair                        downloads only the tensors that are damaged
   blobd verify --json | jq -r '.corrupt[].digest'
-  blobd verify '*' --signatures --key site.pub who has signed each model; reads no data")]
+  blobd verify --signatures --key site.pub     who has signed each model; reads no data")]
 pub(super) struct Params {
     /// The models to verify, by name or by pattern; the whole store if omitted
     #[arg(value_name = "REF|PATTERN")]

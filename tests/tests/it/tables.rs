@@ -2,11 +2,16 @@
 //! terminal, and no two rows read the same.
 
 use std::collections::HashSet;
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use blobd_client::model::OpenModel;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
+use blobd_tests::oracle::sha256;
+use blobd_tests::registry::{FakeRegistry, Fault};
+use blobd_tests::store_dir::{blob_path, flip_byte};
 use blobd_tests::terminal::Terminal;
 
 const WIDTHS: [u16; 4] = [60, 80, 120, 200];
@@ -27,6 +32,18 @@ fn names() -> Vec<String> {
         })
     };
     users.into_iter().flat_map(of_user).collect()
+}
+
+const MODEL: &str = "application/vnd.ollama.image.model";
+
+/// Publishes a version of each model. Returns the paths of the weights.
+fn publish(registry: &FakeRegistry, names: &[String], version: u64) -> Vec<String> {
+    let publish_one = |(seed, name): (u64, &String)| {
+        let weights = ModelFile::dense(1000 * version + seed).bytes();
+        registry.add_model(name.trim_start_matches("hf.co/"), b"{}", &[(MODEL, &weights)]).unwrap();
+        format!("/cdn/sha256:{}", sha256(&weights))
+    };
+    (0..).zip(names).map(publish_one).collect()
 }
 
 /// What the command shows on a terminal of this width.
@@ -70,6 +87,18 @@ fn store(names: &[String]) -> (TestDaemon, Vec<OpenModel>) {
     (daemon, open)
 }
 
+/// LM Studio's folder, with these models of Hugging Face.
+fn lmstudio_folder(daemon: &TestDaemon, names: &[String]) -> PathBuf {
+    let folder = daemon.scratch().join("lmstudio");
+    for (seed, name) in (100..).zip(names) {
+        let (repository, quant) = name.trim_start_matches("hf.co/").split_once(':').unwrap();
+        let file = repository.rsplit('/').next().unwrap().replace("GGUF", quant);
+        fs::create_dir_all(folder.join(repository)).unwrap();
+        drop(ModelFile::dense(seed).write_to(&folder.join(repository), &format!("{file}.gguf")));
+    }
+    folder
+}
+
 #[test]
 fn tables_fit_the_terminal_and_their_rows_differ() {
     let names = names();
@@ -82,10 +111,18 @@ fn tables_fit_the_terminal_and_their_rows_differ() {
     let first = &names[0];
     daemon.command().run(["tag", "--force", &names[1], first]).succeeds();
     daemon.command().run(["tag", "--force", &names[2], first]).succeeds();
+    let value = "a-value-that-is-longer-than-a-line-".repeat(8);
+    let edit =
+        format!("edit {first} edited --dry-run --set general.name={value} --set general.author={value}1");
+    let lmstudio = lmstudio_folder(&daemon, &names);
     for line in [
         &format!("show {first}"),
         &format!("show {first} --tensors"),
         &format!("show {first} --metadata"),
+        &format!("show {first} --layers"),
+        &format!("show {first} --residency"),
+        &edit,
+        &format!("import --list --from-lmstudio={}", lmstudio.display()),
         &format!("history {first}"),
         &format!("diff {first} {}", names[3]),
         "df",
@@ -101,4 +138,37 @@ fn tables_fit_the_terminal_and_their_rows_differ() {
     check(&daemon, "ls --trash", count);
     check(&daemon, "df -v", count);
     check(&daemon, "gc --dry-run", 0);
+}
+
+#[test]
+fn tables_about_registries_fit_the_terminal_and_their_rows_differ() {
+    let (daemon, registry) = (TestDaemon::start(), FakeRegistry::start().unwrap());
+    let (blobd, names) = (daemon.command(), names());
+    let addresses: Vec<String> =
+        names.iter().map(|name| registry.name(name.trim_start_matches("hf.co/"))).collect();
+    publish(&registry, &names, 1);
+    let pull = |name: &String| blobd.run(["pull", name]);
+    addresses.iter().for_each(|name| drop(pull(name).succeeds()));
+    let weights = publish(&registry, &names, 2);
+    check(&daemon, "outdated", names.len());
+    check(&daemon, &format!("pull --dry-run {}", addresses[0]), 2);
+    let planned = blobd.run(["pull", "--all", "--dry-run"]).succeeds();
+    assert!(planned.text().ends_with("30 models: would download at most 1.84 MiB\n"), "{}", planned.text());
+    for path in &weights {
+        registry.add_fault(path, 1, Fault::CutAfter(ModelFile::dense(1).bytes().len() / 2));
+        registry.add_fault(path, usize::MAX, Fault::Status(404));
+    }
+    addresses.iter().for_each(|name| drop(pull(name).exits_with(1)));
+    check(&daemon, "partial ls", names.len());
+    check(&daemon, "df -v", names.len());
+    check(&daemon, "verify --signatures", names.len());
+    let shown = blobd.run(["show", &addresses[0], "--json"]).succeeds().json();
+    let tensors = shown["tensors"].as_array().unwrap();
+    for tensor in tensors {
+        let path = blob_path(daemon.root(), tensor["digest"].as_str().unwrap());
+        flip_byte(&path, 3);
+    }
+    check(&daemon, "verify", 5);
+    check(&daemon, "ls", names.len());
+    check(&daemon, "df -v", names.len());
 }

@@ -56,6 +56,12 @@ pub fn expand(client: &Client, names: &[ModelName]) -> Result<Vec<Named>, ErrorB
     expand_among(names, || stored_names(client))
 }
 
+/// Every model of the store.
+pub fn every_model(client: &Client) -> Result<Vec<Named>, ErrorBody> {
+    let named = |reference: Reference| Named { label: reference.short(), reference: Ok(reference) };
+    Ok(stored_names(client)?.into_iter().map(named).collect())
+}
+
 /// As [`expand`], but compares patterns with the `known` names.
 pub fn expand_among(
     names: &[ModelName],
