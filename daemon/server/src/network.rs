@@ -136,7 +136,7 @@ impl Server {
     async fn respond(&self, request: Request<Incoming>, client: IpAddr) -> Response<AnswerBody> {
         // No request has a body that matters.
         let (request, _body) = request.into_parts();
-        let mut record = AccessRecord::new(client, &request);
+        let mut record = AccessRecord::new(&self.daemon, client, &request);
         let answer = match self.admitted(&request, &mut record) {
             Ok(view) => self.answered(view, &request, &record).await,
             Err(refusal) => *refusal,

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blobd_client::protocol::error::ErrorCode;
+use hyper::StatusCode;
 use prometheus::{Error, Histogram, HistogramVec, IntCounter, IntCounterVec};
 
 use super::register::{Register, UintGauge, UintGauges, as_float};
@@ -16,6 +17,8 @@ const OPEN_SECONDS: [f64; 11] = [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02
 const BYTES_PER_SECOND: [f64; 9] = [1e5, 1e6, 5e6, 1e7, 5e7, 1e8, 5e8, 1e9, 5e9];
 
 const RESULTS: [&str; 3] = ["ok", "failed", "cancelled"];
+/// Of HTTP, by the first digit of the status.
+const STATUSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
 
 #[derive(Debug)]
 pub(crate) struct Events {
@@ -33,8 +36,43 @@ pub(crate) struct Events {
     repaired_blobs: IntCounter,
     pub(crate) descriptors_sent: IntCounter,
     pub(crate) connections_refused: IntCounter,
+    pub(crate) served: ServedEvents,
     configuration_seconds: UintGauges,
     is_configuration_current: UintGauge,
+}
+
+/// What other machines have got over the network.
+#[derive(Debug)]
+pub(crate) struct ServedEvents {
+    requests: IntCounterVec,
+    bytes: IntCounter,
+}
+
+impl ServedEvents {
+    fn register(register: &mut Register) -> Result<Self, Error> {
+        let requests = register.counters(
+            (
+                "blobd_served_requests_total",
+                "Requests of other machines that were answered, by the status (2xx, 3xx, 4xx or 5xx).",
+            ),
+            &["status"],
+        )?;
+        STATUSES.iter().for_each(|status| drop(requests.with_label_values(&[status])));
+        let bytes = register
+            .counter(("blobd_served_bytes_total", "Bytes of models that were sent to other machines."))?;
+        Ok(Self { requests, bytes })
+    }
+
+    pub(crate) fn answered(&self, status: StatusCode) {
+        let class = usize::from(status.as_u16() / 100).checked_sub(2).and_then(|class| STATUSES.get(class));
+        if let Some(class) = class {
+            self.requests.with_label_values(&[class]).inc();
+        }
+    }
+
+    pub(crate) fn sent(&self, bytes: u64) {
+        self.bytes.inc_by(bytes);
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -142,6 +180,7 @@ impl Events {
                 "blobd_connections_refused_total",
                 "Connections that were refused because their user or all users had too many.",
             ))?,
+            served: ServedEvents::register(register)?,
             configuration_seconds: register.gauges(
                 (
                     "blobd_config_reload_success_timestamp_seconds",

@@ -1,6 +1,8 @@
-//! The log of requests of other machines: one line for each, when its answer has been sent or its client has gone.
+//! The log of requests of other machines: one line for each, when its answer has been sent or its client has gone. They
+//! are counted in the metrics, too.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use hyper::header::RANGE;
@@ -8,12 +10,14 @@ use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
 
 use crate::ops::OpError;
+use crate::state::Daemon;
 
 /// The most characters of a path in the log. Names of models are shorter.
 const MAX_LOGGED: usize = 400;
 
 /// A request, until its answer has been sent.
 pub(super) struct AccessRecord {
+    daemon: Arc<Daemon>,
     client: IpAddr,
     user: Option<String>,
     method: Method,
@@ -26,8 +30,9 @@ pub(super) struct AccessRecord {
 }
 
 impl AccessRecord {
-    pub(super) fn new(client: IpAddr, request: &Parts) -> Self {
+    pub(super) fn new(daemon: &Arc<Daemon>, client: IpAddr, request: &Parts) -> Self {
         Self {
+            daemon: Arc::clone(daemon),
             client,
             user: None,
             method: request.method.clone(),
@@ -58,8 +63,9 @@ impl AccessRecord {
         self.status = status;
     }
 
-    pub(super) const fn add_sent(&mut self, bytes: u64) {
+    pub(super) fn add_sent(&mut self, bytes: u64) {
         self.sent = self.sent.saturating_add(bytes);
+        self.daemon.metrics.events.served.sent(bytes);
     }
 
     /// Clients are not told: the error may name files of this machine.
@@ -70,7 +76,8 @@ impl AccessRecord {
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
-        let Self { client, user, method, target, status, sent, began, is_detail } = self;
+        let Self { daemon, client, user, method, target, status, sent, began, is_detail } = self;
+        daemon.metrics.events.served.answered(*status);
         let (status, milliseconds) = (status.as_u16(), began.elapsed().as_millis());
         let user = user.as_ref().map_or_else(String::new, |user| format!(" ({user:?})"));
         // Refusals of clients are not more urgent than their successes.

@@ -19,6 +19,7 @@ mod pull;
 mod recipes;
 mod safetensors;
 mod scale;
+mod serve;
 mod touch;
 mod verify;
 
@@ -44,13 +45,14 @@ pub(crate) struct Setup {
 
 type Measurement = fn(&Setup) -> measure::Outcome<()>;
 
-const MEASUREMENTS: [(&str, Measurement); 9] = [
+const MEASUREMENTS: [(&str, Measurement); 10] = [
     ("hash", hash::run),
     ("headers", headers::run),
     ("recipes", recipes::run),
     ("import", import::run),
     ("safetensors", safetensors::run),
     ("pull", pull::run),
+    ("serve", serve::run),
     ("verify", verify::run),
     ("open", open::run),
     ("touch", touch::run),
@@ -61,7 +63,7 @@ const MEASUREMENTS: [(&str, Measurement); 9] = [
 const ON_DEMAND: [(&str, Measurement); 2] = [("scale", scale::run), ("mount", mount::run)];
 
 const USAGE: &str = "--disk=DIR, --tmpfs=DIR, --blocks=N, --rounds=N, --blobs=N, --models=N or \
-                     --only=hash|headers|recipes|import|safetensors|pull|verify|open|touch|scale|mount";
+                     --only=hash|headers|recipes|import|safetensors|pull|serve|verify|open|touch|scale|mount";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let setup = Setup::from_args(std::env::args().skip(1))?;

@@ -189,15 +189,18 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     pub(crate) fn start(blobd: &Path, on: &Path) -> Outcome<Self> {
+        Self::start_with(blobd, on, None)
+    }
+
+    pub(crate) fn start_with(blobd: &Path, on: &Path, config: Option<&Path>) -> Outcome<Self> {
         let directory = tempfile::tempdir_in(on)?;
         let socket = directory.path().join("sock");
-        let child = Command::new(blobd)
-            .args(["serve", "--root"])
-            .arg(directory.path().join("store"))
-            .arg("--socket")
-            .arg(&socket)
-            .stderr(Stdio::null())
-            .spawn()?;
+        let mut command = Command::new(blobd);
+        command.args(["serve", "--root"]).arg(directory.path().join("store")).arg("--socket").arg(&socket);
+        if let Some(config) = config {
+            command.arg("--config").arg(config);
+        }
+        let child = command.stderr(Stdio::null()).spawn()?;
         let daemon = Self { child, socket, directory };
         let deadline = Instant::now() + Duration::from_secs(10);
         while daemon.client().is_err() {

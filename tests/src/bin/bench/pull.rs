@@ -50,7 +50,7 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     // Deleted only at the end, for the same reason as in `import`.
     let (mut directories, mut daemons) = (Vec::new(), Vec::new());
     for round in 0..setup.rounds {
-        times.ceiling.push(timed(|| fetch(&offer, Path::new("/dev/null")))?.0);
+        times.ceiling.push(timed(|| fetch(&offer.layer_url(), Path::new("/dev/null")))?.0);
         times.hash.push(timed(|| digest_of(&file))?.0);
         times.lanes.push(timed(|| digests_of_file_and_part(&file, header))?.0);
         // The order alternates, because the first run may make the second one faster or slower.
@@ -77,7 +77,7 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
 impl Times {
     fn fetch(&mut self, offer: &Offer, target: &Path) -> Outcome<()> {
         let before = processor_time_of_children()?;
-        let fetched = timed(|| fetch(offer, target))?.0;
+        let fetched = timed(|| fetch(&offer.layer_url(), target))?.0;
         self.curl_processor.push(processor_time_of_children()?.saturating_sub(before));
         let synced = timed(|| run_command(Command::new("sync").arg(target)))?.0;
         self.curl.push(fetched);
@@ -130,7 +130,7 @@ impl Times {
 }
 
 /// A registry with one model. The kernel sends its file from the page cache, over connections that stay open.
-struct Offer {
+pub(crate) struct Offer {
     registry: FakeRegistry,
     layer: Digest,
 }
@@ -140,7 +140,7 @@ impl Offer {
     const CONFIG: &[u8] = br#"{"model_format":"gguf","model_family":"llama"}"#;
 
     /// A model whose one layer is the file at `path`.
-    fn start(path: &Path) -> Outcome<Self> {
+    pub(crate) fn start(path: &Path) -> Outcome<Self> {
         let (registry, layer) = (FakeRegistry::start()?, digest_of(path)?);
         registry.keep_connections();
         registry.set_blob_delivery(BlobDelivery::Direct);
@@ -162,18 +162,22 @@ impl Offer {
         self.registry.name(Self::MODEL)
     }
 
-    fn layer_url(&self) -> String {
+    pub(crate) const fn layer(&self) -> Digest {
+        self.layer
+    }
+
+    pub(crate) fn layer_url(&self) -> String {
         format!("{}/v2/{}/blobs/{}", self.registry.url(), Self::MODEL, self.layer)
     }
 }
 
-/// Fetches the file with `curl`, which prints only errors and uses no proxy.
-fn fetch(offer: &Offer, target: &Path) -> Outcome<()> {
+/// Fetches a file with `curl`, which prints only errors and uses no proxy.
+pub(crate) fn fetch(url: &str, target: &Path) -> Outcome<()> {
     let mut curl = Command::new("curl");
-    run_command(curl.args(["-fsS", "--noproxy", "*", "-o"]).arg(target).arg(offer.layer_url()))
+    run_command(curl.args(["-fsS", "--noproxy", "*", "-o"]).arg(target).arg(url))
 }
 
-fn has_curl() -> Outcome<bool> {
+pub(crate) fn has_curl() -> Outcome<bool> {
     match Command::new("curl").arg("--version").stdout(Stdio::null()).status() {
         Ok(status) => Ok(status.success()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),

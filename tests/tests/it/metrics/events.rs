@@ -1,7 +1,8 @@
 //! The events in the table of metrics.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -25,7 +26,8 @@ use super::samples::Samples;
 use crate::pull::registry_with;
 
 /// Nothing is read in the background; connections are given up soon.
-const CONFIG: &str = "[scrub]\nrate_bytes_per_second = 0\n[transfer]\nstall_timeout_seconds = 1\n";
+const CONFIG: &str = "[scrub]\nrate_bytes_per_second = 0\n[transfer]\nstall_timeout_seconds = 1\n\
+                      [serve]\nlisten = \"127.0.0.1:0\"\n";
 /// A lower store, beside the store.
 const LOWER: &str = "lower";
 /// Longer than any test may take.
@@ -236,6 +238,18 @@ pub(super) fn connect_too_often(fixture: &mut Fixture) {
     eventually("connections are accepted again", || {
         http::get(&fixture.daemon.socket(), "/v1/version").status == 200
     });
+}
+
+pub(super) fn read_from_another_machine(fixture: &mut Fixture) {
+    let log = fixture.daemon.log();
+    let address =
+        log.split("models for other machines on http://").nth(1).unwrap().split('/').next().unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = format!("GET /v2/ HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
 }
 
 /// The record of a pass: the test cannot wait for one.

@@ -165,6 +165,11 @@ const EVENTS: &[Event] = &[
         moves: &["blobd_connections_refused_total"],
     },
     Event {
+        what: "another machine reads something",
+        happen: events::read_from_another_machine,
+        moves: &["blobd_served_requests_total{status=\"2xx\"}", "blobd_served_bytes_total"],
+    },
+    Event {
         what: "a pass of the verification in the background has ended",
         happen: events::end_scrub,
         moves: &["blobd_scrub_success_timestamp_seconds"],
