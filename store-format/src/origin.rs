@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use crate::digest::Digest;
 use crate::reference::Reference;
-use crate::source::{PullSource, PulledSource};
+use crate::source::{HubFile, PullSource, PulledSource};
 
 const IMPORT: &str = "import ";
 const URL: &str = "url ";
@@ -59,6 +59,22 @@ impl Origin {
 }
 
 impl Origin {
+    /// The file of a repository at Hugging Face that the model came from, if it came from one.
+    ///
+    /// ```
+    /// use blobd_store_format::origin::Origin;
+    ///
+    /// let origin = Origin::parse("https://huggingface.co/me/tiny/resolve/main/tiny-Q8_0.gguf").unwrap();
+    /// assert_eq!(origin.hub_file().unwrap().path(), "tiny-Q8_0.gguf");
+    /// assert!(Origin::parse("hf.co/me/tiny:Q8_0").unwrap().hub_file().is_none());
+    /// ```
+    pub const fn hub_file(&self) -> Option<&HubFile> {
+        match self {
+            Self::Copy(PullSource::Hub(file)) | Self::Source(PullSource::Hub(file)) => Some(file),
+            _ => None,
+        }
+    }
+
     /// The name of the one file that the model came from, if it came from one.
     pub fn file_name(&self) -> Option<Cow<'_, str>> {
         match self {

@@ -8,6 +8,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
+use blobd_fixtures::skipped::skipped;
+
 /// The `blobd` binary.
 ///
 /// `cargo test --workspace` builds it, because its package has integration tests;
@@ -26,6 +28,29 @@ pub fn blobd() -> &'static Path {
         assert!(path.is_file(), "{}: not built", path.display());
         path
     })
+}
+
+/// Python in a new virtual environment with these packages from PyPI. `None`, with the reason recorded as that of a skipped
+/// test, where they cannot be installed.
+#[must_use]
+pub fn virtual_environment(scratch: &Path, packages: &[&str]) -> Option<PathBuf> {
+    let environment = scratch.join("venv");
+    let python = environment.join("bin/python3");
+    let mut create = Command::new("python3");
+    create.args(["-m", "venv"]).arg(&environment);
+    let mut install = Command::new(&python);
+    // A network that drops packets would make pip wait for minutes.
+    install.args(["-m", "pip", "install", "--quiet", "--timeout", "5", "--retries", "0"]).args(packages);
+    for mut step in [create, install] {
+        let reason = match step.output() {
+            Ok(output) if output.status.success() => continue,
+            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+            Err(error) => error.to_string(),
+        };
+        skipped(format_args!("{} cannot be installed: {}", packages.join(", "), reason.trim()));
+        return None;
+    }
+    Some(python)
 }
 
 /// The client program of this package.

@@ -29,6 +29,7 @@ use hyper::header::{ALLOW, AUTHORIZATION, HeaderValue, RANGE, SERVER};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use percent_encoding::percent_decode_str;
+use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 
 use self::access_log::AccessRecord;
@@ -134,11 +135,13 @@ impl Server {
     }
 
     async fn respond(&self, request: Request<Incoming>, client: IpAddr) -> Response<AnswerBody> {
-        // No request has a body that matters.
-        let (request, _body) = request.into_parts();
+        let (mut request, body) = request.into_parts();
         let mut record = AccessRecord::new(&self.daemon, client, &request);
         let answer = match self.admitted(&request, &mut record) {
-            Ok(view) => self.answered(view, &request, &record).await,
+            Ok(view) => match received(&mut request, body).await {
+                Ok(()) => self.answered(view, &request, &record).await,
+                Err(refusal) => refusal,
+            },
             Err(refusal) => *refusal,
         };
         self.response(answer.for_method(&request.method), record)
@@ -153,7 +156,8 @@ impl Server {
             let message = "the name in the request is not one of this machine; serve.hosts lists its names";
             return refused(StatusCode::FORBIDDEN, "DENIED", message);
         }
-        if !matches!(request.method, Method::GET | Method::HEAD) {
+        let has_body = offer.hub && has_body(request);
+        if !matches!(request.method, Method::GET | Method::HEAD) && !has_body {
             let message = "models can only be read here; `blobd pull` and `blobd import` add them";
             let answer = oci::refusal(StatusCode::METHOD_NOT_ALLOWED, "UNSUPPORTED", message);
             return Err(Box::new(answer.with(ALLOW, "GET, HEAD")));
@@ -209,6 +213,19 @@ impl Server {
         response.headers_mut().insert(SERVER, HeaderValue::from_static("blobd"));
         response
     }
+}
+
+/// Whether it is the one request that reads something and has a body.
+fn has_body(request: &Parts) -> bool {
+    request.method == Method::POST && hub::has_paths(request.uri.path())
+}
+
+async fn received(request: &mut Parts, body: Incoming) -> Result<(), Answer> {
+    if !has_body(request) {
+        return Ok(());
+    }
+    let refused = |message: String| Answer::json(StatusCode::BAD_REQUEST, &json!({ "error": message }));
+    hub::receive_paths(request, body).await.map_err(refused)
 }
 
 fn scheme(offer: &Offer) -> &'static str {

@@ -2,6 +2,7 @@
 
 mod clients;
 mod hub;
+mod hub_clients;
 mod peers;
 mod pull_through;
 mod registry;
@@ -71,12 +72,22 @@ impl Site {
         self.ask("HEAD", path, "")
     }
 
+    fn post(&self, path: &str, media_type: &str, body: &str) -> Answer {
+        let length = body.len();
+        let more = format!("Content-Type: {media_type}\r\nContent-Length: {length}\r\n");
+        self.ask_with("POST", path, &more, body)
+    }
+
     fn ask(&self, method: &str, path: &str, more: &str) -> Answer {
+        self.ask_with(method, path, more, "")
+    }
+
+    fn ask_with(&self, method: &str, path: &str, more: &str, body: &str) -> Answer {
         let host =
             if more.starts_with("Host:") { String::new() } else { format!("Host: {}\r\n", self.address) };
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        let request = format!("{method} {path} HTTP/1.1\r\n{host}{more}Connection: close\r\n\r\n");
+        let request = format!("{method} {path} HTTP/1.1\r\n{host}{more}Connection: close\r\n\r\n{body}");
         stream.write_all(request.as_bytes()).unwrap();
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes).unwrap();

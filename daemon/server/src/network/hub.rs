@@ -16,8 +16,14 @@ use super::source::{ArrivingFile, Source};
 use crate::ops::{Found, HubFile, Snapshot, View};
 use crate::state::Daemon;
 
+mod asked_paths;
+
+use self::asked_paths::{AskedPaths, PATHS_INFO};
+pub(super) use self::asked_paths::{has_paths, receive_paths};
+
 const API: &str = "/api/models/";
-const RESOLVE: &str = "/resolve/";
+/// What may stand between a repository and the revision of a file.
+const OF_FILES: [&str; 2] = ["/resolve/", "/raw/"];
 
 const COMMIT: HeaderName = HeaderName::from_static("x-repo-commit");
 const LINKED_SIZE: HeaderName = HeaderName::from_static("x-linked-size");
@@ -50,6 +56,7 @@ pub(super) fn answer_arriving(
         What::Model => asked.model(snapshot),
         What::Refs => asked.listing(&refs(&snapshot.commit(), &[]), &snapshot.commit()),
         What::Tree(folder) => asked.tree(snapshot, folder),
+        What::Paths => asked.paths(snapshot),
         What::File(path) => {
             let found = snapshot.files.get(path).and_then(|known| Some((*known, file(*known)?)));
             match found {
@@ -78,23 +85,36 @@ struct Resource<'p> {
 }
 
 fn resource(path: &str) -> Option<Resource<'_>> {
-    let resource = |repository, revision, what| Some(Resource { repository, revision, what });
-    if let Some(rest) = path.strip_prefix(API) {
-        if let Some((repository, rest)) = rest.split_once("/tree/") {
-            let (revision, folder) = split_revision(rest);
-            return resource(repository, revision, What::Tree(folder));
-        }
-        if let Some((repository, revision)) = rest.split_once("/revision/") {
-            return resource(repository, revision, What::Model);
-        }
-        return match rest.strip_suffix("/refs") {
-            Some(repository) => resource(repository, MAIN, What::Refs),
-            None => resource(rest, MAIN, What::Model),
-        };
+    let resource = |repository, revision, what| {
+        let revision = if matches!(revision, "" | "HEAD") { MAIN } else { revision };
+        Some(Resource { repository, revision, what })
+    };
+    let Some(rest) = path.strip_prefix(API) else {
+        let path = path.strip_prefix('/')?;
+        let (repository, rest) = OF_FILES.iter().find_map(|between| path.split_once(between))?;
+        let (revision, file) = split_revision(rest);
+        return resource(repository, revision, What::File(file));
+    };
+    let of_model = |part: &str| {
+        rest.match_indices(part).find_map(|(at, _)| {
+            let (repository, after) = (rest.get(..at)?, rest.get(at.saturating_add(part.len())..)?);
+            (after.is_empty() || after.starts_with('/')).then(|| (repository, after.trim_start_matches('/')))
+        })
+    };
+    if let Some((repository, rest)) = of_model("/tree") {
+        let (revision, folder) = split_revision(rest);
+        return resource(repository, revision, What::Tree(folder));
     }
-    let (repository, rest) = path.strip_prefix('/')?.split_once(RESOLVE)?;
-    let (revision, file) = split_revision(rest);
-    resource(repository, revision, What::File(file))
+    if let Some((repository, revision)) = of_model(PATHS_INFO) {
+        return resource(repository, revision, What::Paths);
+    }
+    if let Some((repository, revision)) = of_model("/revision") {
+        return resource(repository, revision, What::Model);
+    }
+    match rest.strip_suffix("/refs") {
+        Some(repository) => resource(repository, MAIN, What::Refs),
+        None => resource(rest, MAIN, What::Model),
+    }
 }
 
 const MAIN: &str = "main";
@@ -113,6 +133,8 @@ enum What<'p> {
     Model,
     Refs,
     Tree(&'p str),
+    /// Files and folders whose paths are in the request's body.
+    Paths,
     File(&'p str),
 }
 
@@ -139,6 +161,7 @@ impl Asked<'_> {
             What::Model => Ok(self.model(&snapshot)),
             What::Refs => self.refs(&snapshot, &tags),
             What::Tree(folder) => Ok(self.tree(&snapshot, folder)),
+            What::Paths => Ok(self.paths(&snapshot)),
             What::File(path) => self.file(&snapshot, &tags, path),
         }
     }
@@ -182,19 +205,36 @@ impl Asked<'_> {
                 folders.extend(path.get(..*end).map(str::to_owned));
             }
             if is_recursive || inner.is_empty() {
-                let id = file.git_id().to_string();
-                entries.push(json!({
-                    "type": "file", "path": path, "size": file.size, "oid": id, "lfs": lfs(file),
-                }));
+                entries.push(entry(path, file));
             }
         }
         if entries.is_empty() && folders.is_empty() {
             return self.no_file(snapshot, &format!("no folder {folder:?}"));
         }
         let commit = snapshot.commit();
-        let folder = |path: &String| json!({ "type": "directory", "path": path, "size": 0, "oid": commit });
-        let all: Vec<Value> = folders.iter().map(folder).chain(entries).collect();
+        let folders = folders.iter().map(|path| folder_entry(path, &commit));
+        let all: Vec<Value> = folders.chain(entries).collect();
         self.listing(&json!(all), &commit)
+    }
+
+    /// What is at the paths that the client asks about; without those at which nothing is.
+    fn paths(&self, snapshot: &Snapshot) -> Answer {
+        let asked = self.request.extensions.get::<AskedPaths>().map_or(&[][..], |asked| &asked.0);
+        let commit = snapshot.commit();
+        let has_folder = |path: &str| {
+            let start = format!("{path}/");
+            let after = snapshot.files.range(start.clone()..).next();
+            after.is_some_and(|(file, _)| file.starts_with(&start))
+        };
+        let found = |path: &String| {
+            let path = path.trim_matches('/');
+            match snapshot.files.get(path) {
+                Some(file) => Some(entry(path, file)),
+                None => has_folder(path).then(|| folder_entry(path, &commit)),
+            }
+        };
+        let found: Vec<Value> = asked.iter().filter_map(found).collect();
+        self.listing(&json!(found), &commit)
     }
 
     fn file(&self, snapshot: &Snapshot, tags: &[Reference], path: &str) -> Answered {
@@ -231,6 +271,15 @@ impl Asked<'_> {
     }
 }
 
+fn entry(path: &str, file: &HubFile) -> Value {
+    let id = file.git_id().to_string();
+    json!({ "type": "file", "path": path, "size": file.size, "oid": id, "lfs": lfs(file) })
+}
+
+fn folder_entry(path: &str, commit: &str) -> Value {
+    json!({ "type": "directory", "path": path, "size": 0, "oid": commit })
+}
+
 fn refs(commit: &str, tags: &[Value]) -> Value {
     let branches = json!([{ "name": MAIN, "ref": "refs/heads/main", "targetCommit": commit }]);
     json!({ "branches": branches, "tags": tags, "converts": [] })
@@ -258,5 +307,27 @@ mod tests {
         assert_eq!(split_revision("refs/heads/main/a"), ("refs/heads/main", "a"));
         assert_eq!(split_revision("refs/heads/main"), ("refs/heads/main", ""));
         assert_eq!(split_revision(""), ("", ""));
+    }
+
+    #[test]
+    fn main_revision_is_meant_by_head_and_by_none() {
+        for (path, repository, revision) in [
+            ("/api/models/me/m", "me/m", "main"),
+            ("/api/models/me/m/revision/HEAD", "me/m", "main"),
+            ("/api/models/me/m/revision/abc", "me/m", "abc"),
+            ("/api/models/me/m/tree", "me/m", "main"),
+            ("/api/models/me/m/tree/", "me/m", "main"),
+            ("/api/models/me/m/tree/abc/folder", "me/m", "abc"),
+            ("/api/models/me/m/paths-info", "me/m", "main"),
+            ("/api/models/me/m/paths-info/abc", "me/m", "abc"),
+            ("/api/models/me/treehouse", "me/treehouse", "main"),
+            ("/api/models/me/tree-m/tree/abc/folder", "me/tree-m", "abc"),
+            ("/me/m/resolve/HEAD/a/b.gguf", "me/m", "main"),
+            ("/me/m/raw/abc/a.json", "me/m", "abc"),
+        ] {
+            let found = resource(path).unwrap();
+            assert_eq!((found.repository, found.revision), (repository, revision), "{path}");
+        }
+        assert!(resource("/me/m/blob/main/a").is_none() && resource("/").is_none());
     }
 }

@@ -1,8 +1,11 @@
 //! The hub's API, with the requests of `hf download`, `hf cache verify` and llama.cpp.
 
+use std::fs;
+
 use blobd_store_format::digest::Digest;
+use blobd_tests::folders::safetensors;
 use blobd_tests::model::ModelFile;
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::Site;
 
@@ -24,7 +27,9 @@ fn client_of_the_hub_finds_the_files_and_downloads_them() {
     let siblings: Vec<_> =
         model["siblings"].as_array().unwrap().iter().map(|file| &file["rfilename"]).collect();
     assert_eq!(siblings, ["Model-GGUF-Q4_0.gguf", "Model-GGUF-Q8_0.gguf"]);
-    assert_eq!(site.get(&format!("/api/models/{REPOSITORY}")).json(), model);
+    for path in ["", "/revision/HEAD"] {
+        assert_eq!(site.get(&format!("/api/models/{REPOSITORY}{path}")).json(), model);
+    }
     let tree = site.get(&format!("/api/models/{REPOSITORY}/tree/{commit}?recursive=true&expand=false"));
     let (file, digest) = (&tree.json()[0], Digest::of(&weights).to_hex());
     assert_eq!((&file["type"], &file["path"]), (&json!("file"), &json!("Model-GGUF-Q4_0.gguf")));
@@ -48,6 +53,52 @@ fn client_of_the_hub_finds_the_files_and_downloads_them() {
     assert!(site.get(&path).body == weights);
     let part = site.get_with(&path, "Range: bytes=100-\r\n");
     assert!(part.status == 206 && part.body == weights[100..]);
+}
+
+#[test]
+fn paths_are_asked_about_in_the_body_of_a_request() {
+    let site = Site::start_with("hub = true");
+    let folder = site.daemon.scratch().join("folder");
+    fs::create_dir_all(folder.join("unet")).unwrap();
+    fs::write(folder.join("config.json"), "{}").unwrap();
+    fs::write(folder.join("unet/model.safetensors"), safetensors(&[(3, "t")])).unwrap();
+    let line = ["import", folder.to_str().unwrap(), "--name", "hf.co/org/folder"];
+    site.daemon.command().run(line).succeeds();
+    let (path, all) =
+        ("/api/models/org/folder/paths-info/main", ["config.json", "unet", "unet/model.safetensors"]);
+    let paths = |answer: &super::Answer| -> Vec<String> {
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer
+            .json()
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|entry| entry["path"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    let body = json!({ "paths": all, "expand": true }).to_string();
+    let answer = site.post(path, "application/json", &body);
+    assert_eq!(paths(&answer), all);
+    let tree = site.get("/api/models/org/folder/tree/main?recursive=true").json();
+    let sorted = |list: &Json| {
+        let mut list = list.as_array().unwrap().clone();
+        list.sort_by_key(|entry| entry["path"].to_string());
+        list
+    };
+    assert_eq!(sorted(&answer.json()), sorted(&tree));
+    let form = "paths=unet%2Fmodel.safetensors&paths=absent&paths=un&expand=False";
+    let answer = site.post(path, "application/x-www-form-urlencoded", form);
+    assert_eq!(paths(&answer), ["unet/model.safetensors"]);
+    assert_eq!(
+        paths(&site.post("/api/models/org/folder/paths-info", "application/json", r#"{"paths":[]}"#)),
+        [""; 0]
+    );
+    assert_eq!(site.post(path, "application/json", "{").status, 400);
+    let long = format!("{{\"paths\":[\"{}\"]}}", "x".repeat(2 << 20));
+    assert_eq!(site.post(path, "application/json", &long).status, 400);
+    for path in ["/api/models/org/folder", "/api/models/org/folder/tree/main", "/v2/"] {
+        assert_eq!(site.post(path, "application/json", &body).status, 405, "{path}");
+    }
 }
 
 #[test]

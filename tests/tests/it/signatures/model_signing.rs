@@ -2,29 +2,13 @@
 
 use super::*;
 
-use blobd_fixtures::skipped::skipped;
+use blobd_tests::programs::virtual_environment;
 
 /// The program in a virtual environment; `None`, with the reason printed, where it cannot be installed.
 fn model_signing(scratch: &Path) -> Option<PathBuf> {
-    let environment = scratch.join("venv");
-    let python = environment.join("bin/python3");
-    // A network that drops packets would make pip wait for minutes.
-    let pip = ["-m", "pip", "install", "--quiet", "--timeout", "5", "--retries", "0"];
-    let steps = [
-        ("python3", [&["-m", "venv"], [text(&environment)].as_slice()].concat()),
-        // It needs `pyopenssl`, and does not say so.
-        (text(&python), [pip.as_slice(), &["model-signing==1.1.1", "pyopenssl"]].concat()),
-    ];
-    for (program, arguments) in steps {
-        let reason = match Command::new(program).args(&arguments).output() {
-            Ok(output) if output.status.success() => continue,
-            Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
-            Err(error) => error.to_string(),
-        };
-        skipped(format_args!("model-signing cannot be installed: {}", reason.trim()));
-        return None;
-    }
-    Some(environment.join("bin/model_signing"))
+    // It needs `pyopenssl`, and does not say so.
+    let python = virtual_environment(scratch, &["model-signing==1.1.1", "pyopenssl"])?;
+    Some(python.with_file_name("model_signing"))
 }
 
 fn verifies(program: &Path, folder: &Path, bundle: &Path, key: &Path) -> bool {

@@ -79,7 +79,8 @@ fn of_repository<'m>(
 /// The revision that a model of a commit has in its name, as pulls and imports give it: behind the tag of a GGUF file, or as
 /// the tag. Its name cannot have the `/` that it has at the hub; only those of pull requests are known.
 fn revision(model: &MountedModel, commit: &str) -> Option<String> {
-    let PullSource::Hub(file) = source(model.origin.as_deref()?)? else { return None };
+    let origin = Origin::parse(model.origin.as_deref()?)?;
+    let file = origin.hub_file()?;
     repository(&model.reference).filter(|repository| repository == file.repository())?;
     let tag = model.reference.tag();
     let revision = match FileFormat::GGUF.stem_of(file.path()) {
@@ -228,8 +229,9 @@ fn paths(model: &MountedModel) -> Vec<(String, &Descriptor)> {
         digest: file.digest,
         extension: FileFormat::announced(&file.media_type, None).map(FileFormat::extension),
     });
-    let made = match (&*unnamed, model.origin.as_deref().and_then(source)) {
-        ([_], Some(PullSource::Hub(file))) => vec![file.path().to_owned()],
+    let origin = model.origin.as_deref().and_then(Origin::parse);
+    let made = match (&*unnamed, origin.as_ref().and_then(Origin::hub_file)) {
+        ([_], Some(file)) => vec![file.path().to_owned()],
         _ => file_paths::names(&format!("{subject}-{}", model.reference.tag()), &listed.collect::<Vec<_>>()),
     };
     own.chain(made.into_iter().zip(unnamed.iter().map(|(file, _)| *file))).collect()

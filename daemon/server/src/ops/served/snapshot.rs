@@ -9,8 +9,10 @@ use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_paths::{ListedFile, paths};
 use blobd_store_format::git_id::GitId;
+use blobd_store_format::origin::Origin;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::signature::Bundle;
+use blobd_store_format::source::HubFile as HubOriginFile;
 
 use super::{View, present, signature};
 use crate::ops::OpError;
@@ -82,7 +84,8 @@ impl View {
         if tags.is_empty() { self.tags(store, repository, None) } else { Ok(tags) }
     }
 
-    /// The files of a revision: `main`, a tag, or a commit of one of these.
+    /// The files of a revision: `main`, a tag, or a commit of one of these: the one that follows from the files, or the one at
+    /// the hub that they came from.
     pub(crate) fn snapshot(
         &self,
         store: &Store,
@@ -97,6 +100,16 @@ impl View {
         if revision == "main" || all.commit() == revision {
             return Ok(Some(all));
         }
+        let is_of_commit = |tag: &&Reference| {
+            let origin = present(store.names().manifest(tag)).ok().flatten();
+            origin
+                .and_then(|manifest| hub_file(store, tag, manifest.digest()))
+                .is_some_and(|file| file.revision() == revision)
+        };
+        let of_commit: Vec<Reference> = tags.iter().filter(is_of_commit).cloned().collect();
+        if !of_commit.is_empty() {
+            return snapshot(store, &of_commit).map(Some);
+        }
         for tag in tags {
             let own = snapshot(store, std::slice::from_ref(tag))?;
             if tag.tag().eq_ignore_ascii_case(revision) || own.commit() == revision {
@@ -107,6 +120,12 @@ impl View {
     }
 }
 
+/// The file at the hub that a tag's model came from. Its path is that of the only weights without a name of their own.
+fn hub_file(store: &Store, tag: &Reference, manifest: Digest) -> Option<HubOriginFile> {
+    let origin = store.names().name_origin(tag, manifest).origin?;
+    Origin::parse(&origin)?.hub_file().cloned()
+}
+
 fn snapshot(store: &Store, tags: &[Reference]) -> Result<Snapshot, OpError> {
     let mut snapshot = Snapshot::default();
     for tag in tags {
@@ -114,7 +133,13 @@ fn snapshot(store: &Store, tags: &[Reference]) -> Result<Snapshot, OpError> {
         let mut contents = model.contents()?;
         // It describes the model to a registry.
         contents.retain(|named| named.file.descriptor.digest != model.manifest.config().digest);
-        let files: Vec<_> = contents.into_iter().map(|named| (named.file.descriptor, named.name)).collect();
+        let mut files: Vec<_> =
+            contents.into_iter().map(|named| (named.file.descriptor, named.name)).collect();
+        let mut unnamed =
+            files.iter_mut().filter(|(file, name)| name.is_none() && file.media_type.holds_tensors());
+        if let (Some((_, name)), None) = (unnamed.next(), unnamed.next()) {
+            *name = hub_file(store, tag, model.manifest.digest()).map(|file| file.path().to_owned());
+        }
         snapshot.add(tag, &files);
     }
     if let Some(signature) = signature::of_repository(store, tags)? {
