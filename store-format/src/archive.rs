@@ -6,7 +6,7 @@
 
 mod tar;
 
-pub use self::tar::{TarError, TarReader, tar_header};
+pub use self::tar::{TarError, TarReader, layer_headers, tar_header};
 use crate::descriptor::{Descriptor, MediaType};
 use crate::expert::ExpertGroup;
 use crate::file_format::FileFormat;

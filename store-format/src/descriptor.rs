@@ -36,6 +36,10 @@ impl MediaType {
     pub const DOCKER_MANIFEST_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
     /// The configuration of a Docker image, which Ollama uses for its models too.
     pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
+    /// The configuration of an OCI image of a container.
+    pub const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+    /// A layer of such an image: a tar archive without compression.
+    pub const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
     /// A GGUF file with weights.
     pub const OLLAMA_MODEL: &str = "application/vnd.ollama.image.model";
     /// A GGUF file with an image encoder.
@@ -228,7 +232,7 @@ const CONTAINER_LAYERS: [&str; 2] =
     ["application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs."];
 const CONFIGS: [&str; 6] = [
     MediaType::DOCKER_CONFIG,
-    "application/vnd.oci.image.config.v1+json",
+    MediaType::OCI_CONFIG,
     "application/vnd.oci.empty.v1+json",
     MediaType::DOCKER_MODEL_CONFIG,
     MediaType::DOCKER_FILES_CONFIG,

@@ -26,6 +26,8 @@ pub struct Manifest {
 impl Manifest {
     /// The longest manifest read: the size that registries must accept.
     pub const MAX_BYTES: u64 = 4 << 20;
+    /// The annotation of a container image with the files of a model: the digest of the model's manifest.
+    pub const MODEL_ANNOTATION: &str = "vnd.blobd.model.digest";
     /// The most layers of a manifest. The largest known models have 2,000, one per tensor.
     pub const MAX_LAYERS: usize = 16_384;
 

@@ -246,6 +246,8 @@ pub enum PushForm {
     Modelpack,
     /// Docker Model Runner's.
     Docker,
+    /// An OCI image of a container, with the files under `/models`.
+    Image,
 }
 
 impl PushForm {

@@ -5,7 +5,7 @@ use blobd_cli_common::connect::{client_error, connect, print_report, print_resul
 use blobd_cli_common::model_name::{ModelName, only, parse_new_name};
 use blobd_cli_common::output::{counted, human_bytes, print_json, printable, sum_of_parts};
 use blobd_cli_common::progress::{Bar, Progress};
-use blobd_client::protocol::event::{Event, WorkProgress};
+use blobd_client::protocol::event::{Event, Phase, WorkProgress};
 use blobd_client::protocol::pull::{
     ArtifactDelivery, FileDelivery, PushForm, PushParams, Pushed, PushedIndex, PushedSignature,
 };
@@ -22,9 +22,11 @@ use crate::{ErrorBody, Reference};
   blobd push tiny:q4 localhost:5000/tiny --dry-run      what the registry lacks
   blobd push tiny:q4 lan:5000/tiny --insecure --limit-rate 20MB
   blobd push tiny:q4 lan:5000/ai/tiny --as docker       for Docker Model Runner
+  blobd push tiny:q4 lan:5000/img/tiny --as image       for image volumes of Kubernetes
 
 The manifest that the registry gets has the same bytes as in the store, unless --as names another
-form. Files that the registry has already are not sent. Beside it go its signatures, and an index of
+form; for an image, all files are read once before anything is sent. Files that the registry has
+already are not sent. Beside it go its signatures, and an index of
 its tensors, under 0.05 % of its size.
 `blobd login HOST` stores credentials. Ctrl-C stops with exit code 130.")]
 pub(super) struct Params {
@@ -46,7 +48,8 @@ pub(super) struct Params {
     /// Publish no tensor index beside the model
     #[arg(long)]
     no_index: bool,
-    /// Publish it in this form: with the stored manifest, or with one for the programs of another publisher
+    /// Publish it in this form: with the stored manifest, with one for the programs of another publisher, or as an
+    /// ordinary container image with the files under /models
     #[arg(long = "as", value_name = "FORM", default_value = "original")]
     form: Form,
 }
@@ -56,6 +59,7 @@ enum Form {
     Original,
     Modelpack,
     Docker,
+    Image,
 }
 
 impl From<Form> for PushForm {
@@ -64,6 +68,7 @@ impl From<Form> for PushForm {
             Form::Original => Self::Original,
             Form::Modelpack => Self::Modelpack,
             Form::Docker => Self::Docker,
+            Form::Image => Self::Image,
         }
     }
 }
@@ -75,17 +80,23 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let destination = params.destination.clone();
     let form = params.form.into();
     let request = PushParams { reference, destination, insecure, limit_rate, dry_run, no_index, form };
-    let (progress, mut bar) = (Progress::new(global.hides_progress()), None::<Bar>);
+    let (progress, mut bar) = (Progress::new(global.hides_progress()), None::<(Bar, Option<Phase>)>);
     let prints_progress = global.json && !global.quiet && !dry_run;
     let mut printed = Ok(());
     let pushed = connected.client.push(&request, |event| match event {
         Event::Progress(event) if prints_progress => printed = print_json(&event),
-        Event::Progress(WorkProgress { total: Some(total), completed: Some(completed), .. }) => {
-            bar.get_or_insert_with(|| progress.bar("pushing", total)).set(completed, total);
+        Event::Progress(WorkProgress { total: Some(total), completed: Some(completed), phase, .. }) => {
+            if bar.as_ref().is_none_or(|(_, of)| *of != phase) {
+                // The last one leaves the screen first.
+                bar = None;
+                let label = if phase == Some(Phase::Hashing) { "reading" } else { "pushing" };
+                bar = Some((progress.bar(label, total), phase));
+            }
+            bar.iter().for_each(|(bar, _)| bar.set(completed, total));
         }
         _ => {}
     });
-    if let Some(bar) = bar {
+    if let Some((bar, _phase)) = bar {
         bar.clear();
     }
     let pushed = pushed.map_err(client_error)?;
@@ -119,6 +130,7 @@ fn render(pushed: &Pushed) -> String {
     let form = match pushed.form {
         PushForm::Modelpack => " as modelpack",
         PushForm::Docker => " as docker",
+        PushForm::Image => " as image",
         _ => "",
     };
     let (digest, size) = (digest.short(), human_bytes(*size));

@@ -115,9 +115,24 @@ fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<()> {
     }
     let layers = manifest.layers();
     if !layers.is_empty() && layers.iter().all(|layer| layer.media_type.is_container_layer()) {
-        return Err(RegistryError::unusable_model(reference, &"is a container image, not a model"));
+        return Err(RegistryError::unusable_model(reference, &container_image(reference, manifest)));
     }
     Ok(())
+}
+
+/// What a container image is, and what can be pulled in its place.
+fn container_image(reference: &Reference, manifest: &Manifest) -> String {
+    match manifest.annotation(Manifest::MODEL_ANNOTATION).and_then(|text| text.parse::<Digest>().ok()) {
+        None => "is a container image, not a model".to_owned(),
+        Some(model) => format!(
+            "is a container image with the files of model {}, made by `blobd push --as image` for programs that mount images; \
+             pull the model itself, under the name that it was pushed with without `--as image`, or, if that is in the same \
+             repository, {}/{}@{model}",
+            model.short(),
+            reference.host(),
+            reference.repository(),
+        ),
+    }
 }
 
 /// Accepted media types: manifests and image indexes of Docker and OCI. Some registries serve only one of the two.

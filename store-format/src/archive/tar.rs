@@ -1,13 +1,16 @@
-//! Finds the files of a tar archive from its headers alone, without its data, and composes such headers.
+//! Finds the files of a tar archive from its headers alone, without its data.
 //!
 //! Sources: POSIX.1-2008 `pax`, and GNU tar's manual, "Basic Tar Format". Old (v7), ustar, pax and GNU headers are
 //! read; long names in both forms, and sizes in octal and base 256. Sparse files and archives of several volumes
 //! are refused, because the bytes of their files are not in one place. Links, directories and devices have no
 //! data and are skipped.
 
+mod compose;
+
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+pub use self::compose::{layer_headers, tar_header};
 use crate::file_layout::ArchiveFile;
 use crate::manifest::is_file_name;
 
@@ -287,42 +290,6 @@ fn split_record(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let length: usize = std::str::from_utf8(bytes.get(..space)?).ok()?.parse().ok()?;
     let (record, rest) = bytes.split_at_checked(length)?;
     Some((record.get(space + 1..)?.strip_suffix(b"\n")?, rest))
-}
-
-/// The header of a file, in the form of ustar. The same path and size always give the same bytes. A size above 8 GiB is a
-/// number to the base 256, as GNU tar writes it. `None` for a path of more than 100 bytes.
-#[must_use]
-pub fn tar_header(path: &str, size: u64) -> Option<[u8; BLOCK_BYTES]> {
-    const MODE: Range<usize> = 100..108;
-    const USER: Range<usize> = 108..116;
-    const GROUP: Range<usize> = 116..124;
-    const MODIFIED: Range<usize> = 136..148;
-    const MAX_OCTAL: u64 = (1 << 33) - 1;
-    let mut header = [0; BLOCK_BYTES];
-    let mut put = |range: Range<usize>, bytes: &[u8]| {
-        let field = header.get_mut(range).unwrap_or_default();
-        field.iter_mut().zip(bytes).for_each(|(byte, new)| *byte = *new);
-    };
-    if path.len() > Header::NAME.len() {
-        return None;
-    }
-    put(Header::NAME, path.as_bytes());
-    put(MODE, b"0000644\0");
-    put(USER, b"0000000\0");
-    put(GROUP, b"0000000\0");
-    match size {
-        0..=MAX_OCTAL => put(Header::SIZE, format!("{size:011o}\0").as_bytes()),
-        _ => put(Header::SIZE, &[&[0x80, 0, 0, 0][..], &size.to_be_bytes()].concat()),
-    }
-    put(MODIFIED, b"00000000000\0");
-    put(Header::CHECK_SUM, &[b' '; 8]);
-    put(Header::KIND..Header::KIND + 1, b"0");
-    put(Header::MAGIC, b"ustar\0");
-    put(Header::MAGIC.end..Header::MAGIC.end + 2, b"00");
-    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-    let sum = format!("{sum:06o}\0 ");
-    header.get_mut(Header::CHECK_SUM)?.copy_from_slice(sum.as_bytes());
-    Some(header)
 }
 
 struct Header<'b> {

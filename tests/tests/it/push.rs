@@ -1,6 +1,7 @@
 //! Pushes to a registry on a loopback port, with and without faults, and to a real one if it is installed; the forms of a manifest.
 
 mod forms;
+mod image;
 mod third_party;
 
 use std::process::Stdio;

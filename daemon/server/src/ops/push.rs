@@ -1,6 +1,7 @@
 //! `push`: uploads a model to a registry, read out of its tensors while it is sent.
 
 mod form;
+mod image;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use blobd_client::protocol::event::{Phase, Progress as _, WorkProgress};
 use blobd_client::protocol::pull::{
-    ArtifactDelivery, FileDelivery, PushParams, Pushed, PushedFile, PushedIndex, PushedSignature,
+    ArtifactDelivery, FileDelivery, PushForm, PushParams, Pushed, PushedFile, PushedIndex, PushedSignature,
 };
 use blobd_registry::{
     Delivery, Destination, NewSignature, NewTensorIndex, PackedRecipe, RegistryClient, RegistryError,
@@ -29,6 +30,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
 use self::form::Published;
+use self::image::{ArchiveReader, ImageLayer};
 use super::policy::CallerPolicy;
 use super::{OpError, damage, send_progress};
 use crate::transfer::RateLimit;
@@ -66,7 +68,13 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
         destination = destination.mounting_from(source);
     }
     let stored = files(&model)?;
-    let published = Published::new(params.form, &model, &store.names().facts(model.manifest.digest()))?;
+    let (published, layers) = match params.form {
+        PushForm::Image => image::image(store.content(), &model, events)?,
+        form => {
+            let facts = store.names().facts(model.manifest.digest());
+            (Published::new(form, &model, &facts)?, Vec::new())
+        }
+    };
     let index = if params.no_index { None } else { tensor_index(&published.manifest, &stored, &destination) };
     // They are of the stored manifest and its files.
     let is_stored_form = published.config.is_none();
@@ -75,21 +83,23 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
         push,
         signatures,
         destination,
-        files: sources(stored, &published),
+        files: sources(stored, &layers, &published),
         published: &published,
         index,
         limit: RateLimit::new(params.limit_rate),
         deliveries: RefCell::default(),
-        progress: Progress::new(events),
+        progress: Progress::new(events, "sending", Phase::Sending),
     };
     handle.block_on(async {
         tokio::select! {
             pushed = uploads.run(&model) => pushed,
-            () = events.closed() => {
-                Err(OpError::Internal("the client of this push has disconnected".to_owned()))
-            }
+            () = events.closed() => Err(stopped()),
         }
     })
+}
+
+fn stopped() -> OpError {
+    OpError::Internal("the client of this push has disconnected".to_owned())
 }
 
 /// The name to publish a model as, which must not be one that nobody can push to.
@@ -149,8 +159,13 @@ fn files(model: &Model) -> Result<Vec<(&StoredFile, String)>, OpError> {
     Ok(files.into_iter().map(|(file, name)| (file, named((file, name)))).collect())
 }
 
-/// What is uploaded: the files of a model, with the configuration that was made for it in place of its own.
-fn sources<'m>(stored: Vec<(&'m StoredFile, String)>, published: &Published) -> Vec<Upload<'m>> {
+/// What is uploaded: the files of a model, or the layers that they are in, with the configuration that was made for it in place
+/// of its own.
+fn sources<'m>(
+    stored: Vec<(&'m StoredFile, String)>,
+    layers: &'m [ImageLayer<'m>],
+    published: &Published,
+) -> Vec<Upload<'m>> {
     let published_files = published.manifest.digests();
     let stored = stored.into_iter().filter(|(file, _)| published_files.contains(&file.descriptor.digest));
     let upload = |(file, name): (&'m StoredFile, String)| Upload {
@@ -158,7 +173,12 @@ fn sources<'m>(stored: Vec<(&'m StoredFile, String)>, published: &Published) -> 
         name,
         bytes: UploadBytes::Stored(file),
     };
-    let mut uploads: Vec<_> = stored.map(upload).collect();
+    let layer = |layer: &'m ImageLayer<'m>| Upload {
+        file: layer.file.clone(),
+        name: layer.name(),
+        bytes: UploadBytes::Layer(layer),
+    };
+    let mut uploads: Vec<_> = stored.map(upload).chain(layers.iter().map(layer)).collect();
     if let Some(config) = &published.config {
         let (file, name) = (published.manifest.config().clone(), "config".to_owned());
         uploads.push(Upload { file, name, bytes: UploadBytes::Made(config.clone()) });
@@ -228,6 +248,7 @@ struct Upload<'u> {
 /// Where the bytes of a file come from.
 enum UploadBytes<'u> {
     Stored(&'u StoredFile),
+    Layer(&'u ImageLayer<'u>),
     /// They were made for this push.
     Made(Bytes),
 }
@@ -312,6 +333,7 @@ impl Uploads<'_> {
         let Self { progress, limit, .. } = self;
         let source = match bytes {
             UploadBytes::Stored(stored) => ContentSource::Stored(FileReader::new(store.content(), stored)),
+            UploadBytes::Layer(layer) => ContentSource::Layer(layer.reader(store.content())),
             UploadBytes::Made(bytes) => ContentSource::Made(bytes),
         };
         let mut content = Content { source, file, progress, limit };
@@ -374,7 +396,6 @@ fn outcome(published: Result<Delivery, RegistryError>) -> (ArtifactDelivery, Opt
     }
 }
 
-/// A stored file while it is sent.
 /// A file while it is sent.
 struct Content<'c> {
     source: ContentSource<'c>,
@@ -385,6 +406,7 @@ struct Content<'c> {
 
 enum ContentSource<'c> {
     Stored(FileReader<'c>),
+    Layer(ArchiveReader<'c>),
     Made(&'c Bytes),
 }
 
@@ -392,6 +414,7 @@ impl ContentSource<'_> {
     fn read(&mut self, range: Range<u64>) -> Result<Bytes, OpError> {
         match self {
             Self::Stored(reader) => Ok(reader.read_range(range)?.into()),
+            Self::Layer(reader) => reader.read(range),
             Self::Made(bytes) => {
                 let place = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
                 Ok(bytes.slice(place(range.start)..place(range.end)))
@@ -418,9 +441,11 @@ impl UploadContent for Content<'_> {
     }
 }
 
-/// Adds up how much of all files has been sent, and tells the client now and then.
+/// Adds up how much of all files has been sent, or read, and tells the client now and then.
 struct Progress<'p> {
     events: &'p Sender<WorkProgress>,
+    status: &'static str,
+    phase: Phase,
     total: Cell<u64>,
     completed: RefCell<BTreeMap<Digest, u64>>,
     last_event: Cell<Option<Instant>>,
@@ -429,8 +454,9 @@ struct Progress<'p> {
 impl<'p> Progress<'p> {
     const INTERVAL: Duration = Duration::from_millis(100);
 
-    fn new(events: &'p Sender<WorkProgress>) -> Self {
-        Self { events, total: Cell::new(0), completed: RefCell::default(), last_event: Cell::new(None) }
+    fn new(events: &'p Sender<WorkProgress>, status: &'static str, phase: Phase) -> Self {
+        let (total, last_event) = (Cell::new(0), Cell::new(None));
+        Self { events, status, phase, total, completed: RefCell::default(), last_event }
     }
 
     fn expect(&self, sizes: impl Iterator<Item = u64>) {
@@ -448,7 +474,7 @@ impl<'p> Progress<'p> {
         let (total, completed) = (Some(self.total.get()), Some(sum));
         send_progress(
             self.events,
-            WorkProgress { total, completed, ..WorkProgress::working("sending", Phase::Sending) },
+            WorkProgress { total, completed, ..WorkProgress::working(self.status, self.phase) },
         );
     }
 }

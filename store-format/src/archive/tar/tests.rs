@@ -151,6 +151,22 @@ fn composed_headers_are_read_again() {
 }
 
 #[test]
+fn headers_of_a_layer_are_read_again_with_any_path() {
+    let content = b"content";
+    for length in 1..=255_usize {
+        let path = "p".repeat(length);
+        let archive = [layer_headers("models/", 0), layer_headers(&path, 7), padded(content)].concat();
+        let files = read(&archive).unwrap();
+        assert_eq!((files.len(), &files[0].path, files[0].size), (1, &path, 7));
+        assert_eq!(&archive[usize::try_from(files[0].offset).unwrap()..][..7], content);
+    }
+    let file = layer_headers("models/m", 7);
+    assert_eq!((&file[100..108], file[156]), (&b"0000444\0"[..], b'0'));
+    let folder = layer_headers("models/", 0);
+    assert_eq!((&folder[100..108], folder[156]), (&b"0000755\0"[..], b'5'));
+}
+
+#[test]
 fn headers_files_and_extensions_are_limited() {
     const MAX_HEADERS: usize = TarReader::MAX_FILES * TarReader::HEADERS_PER_FILE;
     let headers = |count: usize| read(&header(b"d/", 0, b'5').repeat(count));

@@ -196,7 +196,7 @@ pub(super) fn pushes(session: &mut Session, sample: &Sample) {
     for _ in 0..2 {
         session.ok("push", ["push", "base", &pushed, "--limit-rate", "1GB", "--no-index"]);
     }
-    for form in ["original", "modelpack", "docker"] {
+    for form in ["original", "modelpack", "docker", "image"] {
         session.ok("push --dry-run", ["push", "large", &pushed, "--as", form, "--dry-run"]);
     }
     let indexed = sample.registry.name("team/large:1");

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use blobd_fixtures::skipped::skipped;
 use blobd_tests::model::ModelFile;
 use blobd_tests::oracle::sha256;
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -52,6 +53,36 @@ fn each_form_at_a_real_registry_is_pulled_and_copied() {
         assert_eq!(pushed["digest"], format!("sha256:{}", sha256(&manifest)), "{form}");
         assert!(std::fs::read(copies.path().join(sha256(&weights))).unwrap() == weights, "{form}");
     }
+}
+
+#[test]
+fn image_at_a_real_registry_is_copied_by_skopeo_and_unpacked_by_tar() {
+    let Some(registry) = ThirdPartyRegistry::start(Access::Anonymous) else { return };
+    let (daemon, weights) = with_model(&ModelFile::dense_of(1, 2, 128));
+    let pushed = push(&daemon, "tiny", &registry.name("img/tiny:1"), &["--as", "image"]);
+    assert_eq!(pushed["sent_bytes"], pushed["size"]);
+    let again = push(&daemon, "tiny", &registry.name("img/tiny:1"), &["--as", "image"]);
+    assert_eq!((&again["unchanged"], &again["sent_bytes"]), (&true.into(), &0.into()));
+    let (layout, unpacked) = (tmpfs_directory(), tmpfs_directory());
+    let mut skopeo = Command::new("skopeo");
+    skopeo.args(["--insecure-policy", "copy", "--quiet", "--preserve-digests", "--src-tls-verify=false"]);
+    skopeo.arg(format!("docker://{}/img/tiny:1", registry.address));
+    skopeo.arg(format!("oci:{}:1", layout.path().display()));
+    let copied = match skopeo.output() {
+        Ok(copied) => copied,
+        Err(error) => return skipped(format_args!("skopeo cannot be run: {error}")),
+    };
+    assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
+    let layer = pushed["files"][0]["digest"].as_str().unwrap().replace(':', "/");
+    let mut tar = Command::new("tar");
+    tar.arg("-xf").arg(layout.path().join("blobs").join(layer)).arg("-C").arg(unpacked.path());
+    assert!(tar.status().unwrap().success());
+    assert!(std::fs::read(unpacked.path().join("models/model.gguf")).unwrap() == weights);
+    // A runtime's own check of the configuration against the layers.
+    let mut inspect = Command::new("skopeo");
+    inspect.args(["inspect", "--config", &format!("oci:{}:1", layout.path().display())]);
+    let inspected = inspect.output().unwrap();
+    assert!(inspected.status.success(), "{}", String::from_utf8_lossy(&inspected.stderr));
 }
 
 /// Forwards connections to a registry. The first that sends more than `limit` bytes breaks there.

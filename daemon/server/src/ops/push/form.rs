@@ -63,15 +63,15 @@ impl Published {
 }
 
 /// A file of a model, with what a form needs to know about it.
-struct FormFile<'f> {
-    descriptor: &'f Descriptor,
-    path: String,
+pub(super) struct FormFile<'f> {
+    pub(super) stored: &'f StoredFile,
+    pub(super) path: String,
     /// The format of its tensors.
     format: Option<TensorFormat>,
 }
 
 /// The layers of a model. Paths do not depend on the model's name in the store.
-fn files(model: &Model) -> Vec<FormFile<'_>> {
+pub(super) fn files(model: &Model) -> Vec<FormFile<'_>> {
     let layers = || model.files.iter().zip(model.manifest.names()).skip(1);
     let format = |(file, name): &(&StoredFile, Option<&str>)| match &file.recipe {
         Some(recipe) => recipe.format(),
@@ -85,9 +85,7 @@ fn files(model: &Model) -> Vec<FormFile<'_>> {
     });
     let paths = paths("model", &listed.collect::<Vec<_>>());
     let files = layers().zip(paths);
-    files
-        .map(|(file, path)| FormFile { descriptor: &file.0.descriptor, path, format: format(&file) })
-        .collect()
+    files.map(|(file, path)| FormFile { stored: file.0, path, format: format(&file) }).collect()
 }
 
 /// A form that is not the stored one.
@@ -122,7 +120,7 @@ impl Target {
     }
 
     fn layer(self, file: &FormFile<'_>) -> Result<Json, String> {
-        let Descriptor { media_type, digest, size } = file.descriptor;
+        let Descriptor { media_type, digest, size } = &file.stored.descriptor;
         let found = self.media_type(media_type, file.format);
         let found = found.ok_or_else(|| {
             format!(
@@ -136,9 +134,8 @@ impl Target {
 
     /// The media type of a file in this form; `None` if it has none.
     fn media_type(self, stored: &MediaType, format: Option<TensorFormat>) -> Option<&'static str> {
-        let is_packed = stored.archive_of_weights().is_some() || stored.as_str().contains(".tar");
         match (self, stored.component()) {
-            (_, _) if is_packed => None,
+            (_, _) if is_packed(stored) => None,
             (Self::Docker, "model") => match format? {
                 TensorFormat::Gguf => Some(MediaType::DOCKER_GGUF),
                 TensorFormat::Safetensors => Some(MediaType::DOCKER_SAFETENSORS),
@@ -159,7 +156,7 @@ impl Target {
     }
 
     fn config(self, format: Option<TensorFormat>, facts: &RecordedFacts, files: &[FormFile<'_>]) -> Json {
-        let digests: Vec<Digest> = files.iter().map(|file| file.descriptor.digest).collect();
+        let digests: Vec<Digest> = files.iter().map(|file| file.stored.descriptor.digest).collect();
         let (architecture, quantization) = (&facts.architecture, &facts.quantization);
         let format = format.map(TensorFormat::name);
         match self {
@@ -199,6 +196,11 @@ impl Target {
         }
         manifest
     }
+}
+
+/// Whether a file is an archive of other files.
+pub(super) fn is_packed(media_type: &MediaType) -> bool {
+    media_type.archive_of_weights().is_some() || media_type.as_str().contains(".tar")
 }
 
 /// Whether files of this component are in a form as files with a path, without a meaning of their own: those of a folder, and
