@@ -12,6 +12,7 @@ use crate::descriptor::{Descriptor, MediaType};
 use crate::digest::Digest;
 use crate::json_error::reason;
 use crate::manifest::Manifest;
+use crate::signature::Bundle;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestIndex {
@@ -35,6 +36,19 @@ pub struct LayoutModel {
     pub name: Option<String>,
     /// Its tag, or another text that distinguishes it from the other models of the layout.
     pub ref_name: Option<String>,
+}
+
+/// A signature of a model of an image layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayoutSignature {
+    /// Its manifest, whose subject is that of the model.
+    pub manifest: Descriptor,
+    /// The digest of its bundle. Only the layouts that blobd writes name it: it says what follows in a stream.
+    pub bundle: Option<Digest>,
+}
+
+impl LayoutSignature {
+    const BUNDLE: &str = "vnd.blobd.bundle.digest";
 }
 
 impl LayoutModel {
@@ -68,9 +82,13 @@ impl ManifestIndex {
     ///
     /// # Errors
     /// [`IndexError::TooMany`] when it could not be read again.
-    pub fn compose_layout(models: &[LayoutModel]) -> Result<Vec<u8>, IndexError> {
-        if models.len() > MAX_ENTRIES {
-            return Err(IndexError::TooMany { found: models.len() });
+    pub fn compose_layout(
+        models: &[LayoutModel],
+        signatures: &[LayoutSignature],
+    ) -> Result<Vec<u8>, IndexError> {
+        let found = models.len().saturating_add(signatures.len());
+        if found > MAX_ENTRIES {
+            return Err(IndexError::TooMany { found });
         }
         let entry = |model: &LayoutModel| {
             let Descriptor { media_type, digest, size } = &model.manifest;
@@ -81,7 +99,17 @@ impl ManifestIndex {
                 "annotations": model.annotations(),
             })
         };
-        let manifests: Vec<_> = models.iter().map(entry).collect();
+        let signature = |LayoutSignature { manifest, bundle }: &LayoutSignature| {
+            let Descriptor { media_type, digest, size } = manifest;
+            serde_json::json!({
+                "mediaType": media_type,
+                "digest": digest,
+                "size": size,
+                "artifactType": Bundle::MEDIA_TYPE,
+                "annotations": { LayoutSignature::BUNDLE: bundle },
+            })
+        };
+        let manifests: Vec<_> = models.iter().map(entry).chain(signatures.iter().map(signature)).collect();
         let mut index = serde_json::json!({
             "schemaVersion": 2,
             "mediaType": MediaType::OCI_INDEX,
@@ -94,12 +122,12 @@ impl ManifestIndex {
         Ok(serde_json::to_vec(&index)?)
     }
 
-    /// Reads the models of an image layout.
+    /// Reads the models of an image layout, and its signatures.
     ///
     /// # Errors
     /// Also [`IndexError::Sum`] for an index that was changed after [`Self::compose_layout`], such as in a name.
-    pub fn parse_layout(raw: &[u8]) -> Result<Vec<LayoutModel>, IndexError> {
-        let index = Self::parse(raw)?;
+    pub fn parse_layout(raw: &[u8]) -> Result<(Vec<LayoutModel>, Vec<LayoutSignature>), IndexError> {
+        let mut index = Self::parse(raw)?;
         let mut value: serde_json::Value = serde_json::from_slice(raw)?;
         let annotations = value.as_object_mut().and_then(|index| index.remove("annotations"));
         let expected = annotations.as_ref().and_then(|all| all.get(Self::LAYOUT_SUM)?.as_str()?.parse().ok());
@@ -107,8 +135,24 @@ impl ManifestIndex {
         match expected {
             Some(expected) if expected != found => Err(IndexError::Sum { expected, found }),
             // Other programs write none.
-            _ => index.into_layout_models(),
+            _ => {
+                let signatures = index.take_signatures();
+                Ok((index.into_layout_models()?, signatures))
+            }
         }
+    }
+
+    /// Removes the signatures from the entries of an image layout.
+    fn take_signatures(&mut self) -> Vec<LayoutSignature> {
+        let is_signature = |entry: &mut Entry| {
+            entry.artifact_type.as_ref().is_some_and(|kind| kind.as_str() == Bundle::MEDIA_TYPE)
+        };
+        let found = self.entries.extract_if(.., is_signature);
+        let signature = |entry: Entry| LayoutSignature {
+            bundle: entry.annotations.get(LayoutSignature::BUNDLE).and_then(|digest| digest.parse().ok()),
+            manifest: entry.manifest,
+        };
+        found.map(signature).collect()
     }
 
     /// All models of an image layout.
@@ -290,16 +334,21 @@ mod tests {
             ref_name: Some("q4".to_owned()),
         };
         let models = [model("a", Some("registry.example/team/a:q4")), model("b", None)];
-        let raw = ManifestIndex::compose_layout(&models).unwrap();
-        assert_eq!(ManifestIndex::parse_layout(&raw).unwrap(), models);
+        let signature = LayoutSignature {
+            manifest: Descriptor { digest: Digest::of(b"s"), ..models[0].manifest.clone() },
+            bundle: Some(Digest::of(b"b")),
+        };
+        let expected = (models.to_vec(), vec![signature.clone()]);
+        let raw = ManifestIndex::compose_layout(&models, &[signature]).unwrap();
+        assert_eq!(ManifestIndex::parse_layout(&raw).unwrap(), expected);
         let text = String::from_utf8(raw).unwrap();
         let renamed = text.replace("team/a:q4", "team/a:q5");
         assert!(matches!(ManifestIndex::parse_layout(renamed.as_bytes()), Err(IndexError::Sum { .. })));
         // Of another program.
         let without = text.replace(ManifestIndex::LAYOUT_SUM, "x");
-        assert_eq!(ManifestIndex::parse_layout(without.as_bytes()).unwrap(), models);
+        assert_eq!(ManifestIndex::parse_layout(without.as_bytes()).unwrap(), expected);
         let many = vec![model("a", None); MAX_ENTRIES + 1];
-        assert!(matches!(ManifestIndex::compose_layout(&many), Err(IndexError::TooMany { .. })));
+        assert!(matches!(ManifestIndex::compose_layout(&many, &[]), Err(IndexError::TooMany { .. })));
     }
 
     #[test]

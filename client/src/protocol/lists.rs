@@ -23,6 +23,8 @@ pub const MAX_SIDECARS: usize = 15;
 /// The most files of one import. A model with more layers than [`MAX_OPEN_LAYERS`](super::MAX_OPEN_LAYERS) cannot be
 /// opened as a whole, and its configuration is one of them.
 pub const MAX_IMPORTED_FILES: usize = 4000;
+/// The most signatures of one import: as many as a store keeps of a model.
+pub const MAX_SIGNATURES: usize = 8;
 /// The most experts that an open names: more than any model has in a layer.
 pub const MAX_EXPERTS: usize = 4096;
 /// The most tensors that an open names: half of the shortest names that a body has room for, and far more than a client
@@ -48,6 +50,7 @@ lists! {
     keys: at most MAX_EDITED_KEYS;
     sidecars: at most MAX_SIDECARS;
     files: at most MAX_IMPORTED_FILES;
+    signatures: at most MAX_SIGNATURES;
     numbers: at most MAX_EXPERTS;
     names: at most MAX_TENSOR_NAMES;
 }
@@ -161,6 +164,7 @@ mod tests {
                 let files = list(|place| json!({ "path": place.to_string(), "size": 0 }));
                 (Route::Import, json!({ "file_name": "a", "files": files }))
             }
+            "signatures" => (Route::Import, json!({ "file_name": "a", "signatures": list(|_| json!("{}")) })),
             "numbers" => {
                 let experts = json!({ "experts": { "numbers": list(|place| json!(place)) } });
                 (Route::Open, json!({ "reference": "a", "tensors": experts }))
@@ -180,6 +184,7 @@ mod tests {
             ("keys", MAX_EDITED_KEYS),
             ("sidecars", MAX_SIDECARS),
             ("files", MAX_IMPORTED_FILES),
+            ("signatures", MAX_SIGNATURES),
             ("numbers", MAX_EXPERTS),
             ("names", MAX_TENSOR_NAMES),
             ("alternatives", MAX_LOG_CHOICES),

@@ -143,6 +143,10 @@ pub struct ImportParams {
     /// content has another digest is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest: Option<String>,
+    /// With `manifest`: the texts of bundles with signatures of the model, at most
+    /// [`MAX_SIGNATURES`](lists::MAX_SIGNATURES). Those that are over its files are kept with it.
+    #[serde(default, deserialize_with = "lists::signatures", skip_serializing_if = "Vec::is_empty")]
+    pub signatures: Vec<String>,
     /// Where another program says that it pulled the model from. A repair can fetch damaged files from there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copied_from: Option<PullSource>,
@@ -153,6 +157,9 @@ pub struct ImportParams {
 }
 
 impl ImportParams {
+    /// The longest body: the longest manifest, a list of its files, and the longest signature.
+    pub const MAX_BODY_BYTES: usize = 12 << 20;
+
     /// The import of one file without sidecars, under a name that is derived from the file's.
     pub fn new(file_name: impl Into<String>) -> Self {
         Self {
@@ -162,6 +169,7 @@ impl ImportParams {
             sidecars: Vec::new(),
             files: Vec::new(),
             manifest: None,
+            signatures: Vec::new(),
             copied_from: None,
             program: None,
         }

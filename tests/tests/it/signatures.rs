@@ -14,6 +14,7 @@ use serde_json::{Value as Json, json};
 
 mod model_signing;
 mod policy;
+mod saved;
 mod transport;
 
 const P256: [&str; 2] = [

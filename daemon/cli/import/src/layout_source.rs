@@ -11,10 +11,12 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use blobd_cli_common::{file_error, internal};
+use blobd_client::protocol::lists::MAX_SIGNATURES;
 use blobd_store_format::archive::{TarError, TarReader};
 use blobd_store_format::descriptor::Descriptor;
-use blobd_store_format::index::{LayoutModel, ManifestIndex};
+use blobd_store_format::index::{LayoutModel, LayoutSignature, ManifestIndex};
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::signature::{Bundle, SignatureArtifact};
 
 use crate::local_folder::{Folder, Links};
 use crate::{Digest, ErrorBody, ErrorCode};
@@ -79,9 +81,21 @@ impl LayoutSource {
             let body = ErrorBody::new(ErrorCode::InvalidInput, message);
             return Err(body.with_hint("`blobd import` takes model files and folders of them"));
         }
-        let raw = self.read(ManifestIndex::LAYOUT_PATH, Self::MAX_INDEX_BYTES)?;
-        let models = ManifestIndex::parse_layout(&raw).map_err(|error| self.invalid(&error))?;
+        let (models, _) = self.index()?;
         Ok(models.into_iter().map(|listed| (listed.clone(), self.manifest(&listed))).collect())
+    }
+
+    fn index(&self) -> Result<(Vec<LayoutModel>, Vec<LayoutSignature>), ErrorBody> {
+        let raw = self.read(ManifestIndex::LAYOUT_PATH, Self::MAX_INDEX_BYTES)?;
+        ManifestIndex::parse_layout(&raw).map_err(|error| self.invalid(&error))
+    }
+
+    /// The signatures of the model with this manifest, as texts of bundles.
+    pub(crate) fn signatures(&self, model: Digest) -> Result<Vec<String>, ErrorBody> {
+        let (_, listed) = self.index()?;
+        Ok(signatures(&listed, model, |digest, most| {
+            self.read(&ManifestIndex::layout_blob_path(digest), most).ok()
+        }))
     }
 
     /// Reads the manifest of a model, and checks that all of its files are there.
@@ -162,6 +176,33 @@ impl LayoutSource {
         invalid_layout(&self.name, what)
     }
 }
+
+/// The signatures of a model among those that an index lists. What is missing, too long or not a signature is left out: a
+/// rule of the daemon may then refuse the model.
+pub(crate) fn signatures(
+    listed: &[LayoutSignature],
+    model: Digest,
+    read: impl Fn(Digest, u64) -> Option<Vec<u8>>,
+) -> Vec<String> {
+    let read = |digest, most| read(digest, most).filter(|bytes| Digest::of(bytes) == digest);
+    let bundle = |listed: &LayoutSignature| {
+        let manifest = read(listed.manifest.digest, SignatureArtifact::KIND.max_manifest_bytes)?;
+        let digest = SignatureArtifact::parse(&manifest, model).ok()?.bundle().digest;
+        String::from_utf8(read(digest, MAX_SIGNATURE_BYTES)?).ok()
+    };
+    let mut left = MAX_SIGNATURE_BYTES;
+    let fits = |text: &String| match left.checked_sub(text.len() as u64) {
+        Some(rest) => {
+            left = rest;
+            true
+        }
+        None => false,
+    };
+    listed.iter().filter_map(bundle).filter(fits).take(MAX_SIGNATURES).collect()
+}
+
+/// The bytes of all signatures of a model: they are in one request with its manifest. The longest one fits.
+const MAX_SIGNATURE_BYTES: u64 = Bundle::MAX_BYTES as u64;
 
 /// A manifest with the digest and the size that the index says.
 pub(crate) fn checked_manifest(name: &str, listed: &Descriptor, raw: Vec<u8>) -> Result<Manifest, ErrorBody> {

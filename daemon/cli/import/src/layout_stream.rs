@@ -4,7 +4,7 @@
 //! or that a later model needs too, is copied into a temporary file. A layout whose index does not come first is copied
 //! whole, and so is one with a delta, whose parts are not in the order of the files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, PipeWriter, Read, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::FileExt as _;
@@ -14,10 +14,10 @@ use blobd_cli_common::output::{human_bytes, print_message};
 use blobd_cli_common::progress::Bar;
 use blobd_cli_common::{Global, file_error, internal};
 use blobd_store_format::delta::Delta;
-use blobd_store_format::index::{LayoutModel, ManifestIndex};
+use blobd_store_format::index::{LayoutModel, LayoutSignature, ManifestIndex};
 use blobd_store_format::manifest::Manifest;
 
-use crate::layout_source::{LayoutSource, Member, ReadModel, checked_manifest, invalid_layout};
+use crate::layout_source::{LayoutSource, Member, ReadModel, checked_manifest, invalid_layout, signatures};
 use crate::tar_stream::{Entry, STEP_BYTES, TarStream};
 use crate::{Digest, ErrorBody};
 
@@ -36,12 +36,29 @@ pub(crate) struct LayoutStream {
     tar: TarStream,
     copies: Copies,
     models: Vec<ReadModel>,
+    signatures: Signatures,
     /// The last model that needs each file.
     last_uses: BTreeMap<String, usize>,
     /// The model whose files are wanted now.
     current: usize,
     /// Why nothing more can be read.
     failure: Option<ErrorBody>,
+}
+
+/// The signatures of the index, with their manifests and bundles.
+#[derive(Debug, Default)]
+struct Signatures {
+    listed: Vec<LayoutSignature>,
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+impl Signatures {
+    /// The files that are to be read before those of the models: none if the index does not name all of them.
+    fn paths(listed: &[LayoutSignature]) -> BTreeSet<String> {
+        let files = |signature: &LayoutSignature| Some([signature.manifest.digest, signature.bundle?]);
+        let files: Option<Vec<_>> = listed.iter().map(files).collect();
+        files.into_iter().flatten().flatten().map(ManifestIndex::layout_blob_path).collect()
+    }
 }
 
 /// The writing end of a pipe that is to get the file with this digest.
@@ -63,7 +80,7 @@ impl LayoutStream {
         input: File,
         bar: &Bar,
     ) -> Result<OpenedStream, ErrorBody> {
-        let (mut tar, mut copies) = (TarStream::new(name, input), Copies::default());
+        let (mut tar, mut copies) = (TarStream::new(name, input), Copies::new());
         loop {
             let Some(entry) = tar.next()? else {
                 let name = tar.name().to_owned();
@@ -73,8 +90,11 @@ impl LayoutStream {
                 ManifestIndex::LAYOUT_PATH if copies.is_empty() => {
                     let raw = tar.read_whole(&entry, LayoutSource::MAX_INDEX_BYTES)?;
                     let live = Self::with_index(tar, copies, &raw, bar)?;
-                    return match live.models.iter().any(|(_, manifest)| manifest.as_ref().is_ok_and(is_delta))
-                    {
+                    let has_delta =
+                        live.models.iter().any(|(_, manifest)| manifest.as_ref().is_ok_and(is_delta));
+                    // Of other programs: where their bundles are is known only when they were read.
+                    let seeks = live.signatures.listed.iter().any(|signature| signature.bundle.is_none());
+                    return match has_delta || seeks {
                         true => live.copied_whole(&raw, bar).map(OpenedStream::Copied),
                         false => Ok(OpenedStream::Live(Box::new(live))),
                     };
@@ -95,10 +115,13 @@ impl LayoutStream {
     }
 
     fn with_index(mut tar: TarStream, mut copies: Copies, raw: &[u8], bar: &Bar) -> Result<Self, ErrorBody> {
-        let listed = ManifestIndex::parse_layout(raw).map_err(|error| invalid_layout(tar.name(), &error))?;
+        let parsed = ManifestIndex::parse_layout(raw);
+        let (listed, signatures) = parsed.map_err(|error| invalid_layout(tar.name(), &error))?;
         let path = |listed: &LayoutModel| ManifestIndex::layout_blob_path(listed.manifest.digest);
         let mut wanted: BTreeMap<String, Option<Vec<u8>>> =
             listed.iter().map(|listed| (path(listed), None)).collect();
+        let of_signatures = Signatures::paths(&signatures);
+        wanted.extend(of_signatures.iter().map(|path| (path.clone(), None)));
         let mut left = Self::MAX_MANIFESTS_BYTES;
         while wanted.values().any(Option::is_none) {
             let Some(entry) = tar.next()? else { break };
@@ -123,7 +146,14 @@ impl LayoutStream {
             let files = manifest.iter().flat_map(Manifest::files);
             last_uses.extend(files.map(|file| (ManifestIndex::layout_blob_path(file.digest), number)));
         }
-        Ok(Self { tar, copies, models, last_uses, current: 0, failure: None })
+        let files = wanted.into_iter().filter(|(path, _)| of_signatures.contains(path));
+        let files: BTreeMap<_, _> = files.filter_map(|(path, bytes)| Some((path, bytes?))).collect();
+        // A model may have its signature as one of its files.
+        for (path, bytes) in files.iter().filter(|(path, _)| last_uses.contains_key(*path)) {
+            copies.insert(tar.name(), path.clone(), bytes)?;
+        }
+        let signatures = Signatures { listed: signatures, files };
+        Ok(Self { tar, copies, models, signatures, last_uses, current: 0, failure: None })
     }
 
     /// Copies the rest of the stream.
@@ -131,10 +161,10 @@ impl LayoutStream {
         let manifests = self.models.iter().filter_map(|(_, manifest)| manifest.as_ref().ok());
         let manifests =
             manifests.map(|manifest| (ManifestIndex::layout_blob_path(manifest.digest()), manifest.raw()));
-        for (path, bytes) in manifests.chain([(ManifestIndex::LAYOUT_PATH.to_owned(), index)]) {
-            let member = Member { offset: self.copies.size, size: bytes.len() as u64 };
-            self.copies.append(self.tar.name(), bytes)?;
-            self.copies.members.insert(path, member);
+        let signatures = self.signatures.files.iter().map(|(path, bytes)| (path.clone(), bytes.as_slice()));
+        let read = manifests.chain(signatures).chain([(ManifestIndex::LAYOUT_PATH.to_owned(), index)]);
+        for (path, bytes) in read {
+            self.copies.insert(self.tar.name(), path, bytes)?;
         }
         while let Some(entry) = self.tar.next()? {
             self.copies.add(&mut self.tar, &entry, bar)?;
@@ -145,6 +175,15 @@ impl LayoutStream {
     /// The models of the index, each with its manifest.
     pub(crate) fn models(&self) -> &[ReadModel] {
         &self.models
+    }
+
+    /// The signatures of the model with this manifest, as texts of bundles.
+    pub(crate) fn signatures(&self, model: Digest) -> Vec<String> {
+        let Signatures { listed, files } = &self.signatures;
+        signatures(listed, model, |digest, most| {
+            let bytes = files.get(&ManifestIndex::layout_blob_path(digest))?;
+            (bytes.len() as u64 <= most).then(|| bytes.clone())
+        })
     }
 
     /// Reads the whole stream, keeps nothing of it, and checks that all files of each model are there.
@@ -315,7 +354,7 @@ impl PipeEnd {
 }
 
 /// Files that came before they were wanted, in a temporary file without a name, in the folder that `TMPDIR` names.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Copies {
     file: Option<File>,
     size: u64,
@@ -323,6 +362,13 @@ struct Copies {
 }
 
 impl Copies {
+    /// Where the first file begins: the daemon takes one at 0 for all that its descriptor has.
+    const BEGIN: u64 = 1;
+
+    const fn new() -> Self {
+        Self { file: None, size: Self::BEGIN, members: BTreeMap::new() }
+    }
+
     fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
@@ -342,8 +388,16 @@ impl Copies {
         Ok(())
     }
 
+    /// Adds a file that was read.
+    fn insert(&mut self, name: &str, path: String, bytes: &[u8]) -> Result<(), ErrorBody> {
+        let member = Member { offset: self.size, size: bytes.len() as u64 };
+        self.append(name, bytes)?;
+        self.members.insert(path, member);
+        Ok(())
+    }
+
     fn append(&mut self, name: &str, bytes: &[u8]) -> Result<(), ErrorBody> {
-        let copied = self.size;
+        let copied = self.size.saturating_sub(Self::BEGIN);
         let temporary = |error: io::Error| {
             let folder = std::env::temp_dir().display().to_string();
             let body = file_error(&folder, &error);

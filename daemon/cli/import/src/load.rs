@@ -240,7 +240,7 @@ impl Model<'_> {
             let file = files.get(number).ok_or_else(|| internal("load: no such file"))?;
             source.open_blob(file.digest, file.size)
         };
-        self.import(client, &places, open)
+        self.import(client, source.signatures(self.manifest.digest())?, &places, open)
     }
 
     /// Loads files that a thread rebuilds, each in a pipe, and those that the delta has whole.
@@ -251,6 +251,7 @@ impl Model<'_> {
         delta: &DeltaSource<'_>,
     ) -> Result<Imported, ErrorBody> {
         let files = self.files();
+        let signatures = source.signatures(self.manifest.digest())?;
         let places: Vec<Place> =
             files.iter().map(|file| delta.offset_of(file).map_or(Place::Stream, Place::At)).collect();
         thread::scope(|scope| {
@@ -270,7 +271,7 @@ impl Model<'_> {
                 let _ = to_feeder.send(FilePipe { digest: file.digest, size: file.size, end });
                 Ok(OwnedFd::from(reader))
             };
-            let imported = self.import(client, &places, open);
+            let imported = self.import(client, signatures, &places, open);
             drop(to_feeder);
             let fed = feeder.join().map_err(|_panic| internal("load: a thread has failed"))?;
             match (imported, fed) {
@@ -290,6 +291,7 @@ impl Model<'_> {
     ) -> Result<Imported, ErrorBody> {
         let mut stream = from.take().ok_or_else(|| internal("load: the stream is not read any more"))?;
         let files = self.files();
+        let signatures = stream.signatures(self.manifest.digest());
         let places: Vec<Place> = files
             .iter()
             .map(|file| match stream.copied(file.digest) {
@@ -341,7 +343,7 @@ impl Model<'_> {
             let _ = to_feeder.send(FilePipe { digest: file.digest, size: file.size, end });
             Ok(OwnedFd::from(reader))
         };
-        let imported = self.import(client, &places, open);
+        let imported = self.import(client, signatures, &places, open);
         drop(to_feeder);
         // The thread may wait for bytes that never come.
         let waits = if imported.is_err() && is_last { Duration::from_secs(1) } else { Duration::MAX };
@@ -356,6 +358,7 @@ impl Model<'_> {
     fn import(
         &self,
         client: &Client,
+        signatures: Vec<String>,
         places: &[Place],
         open: impl FnMut(usize) -> Result<OwnedFd, ErrorBody>,
     ) -> Result<Imported, ErrorBody> {
@@ -374,6 +377,7 @@ impl Model<'_> {
             force: params.force,
             files: self.files().into_iter().zip(places).map(listed).collect(),
             manifest: Some(String::from_utf8_lossy(manifest.raw()).into_owned()),
+            signatures,
             ..ImportParams::new(params.path.display().to_string())
         };
         let bar = Bar::new(&name.short(), manifest.size(), global.hides_progress());

@@ -16,10 +16,13 @@ use blobd_cli_common::output_file::refuse_terminal;
 use blobd_cli_common::progress::Bar;
 use blobd_cli_common::{Global, file_error, internal};
 use blobd_client::model::OpenModel;
+use blobd_client::protocol::signatures::SignaturesParams;
 use blobd_store_format::archive::{TarReader, tar_header};
+use blobd_store_format::artifact::ArtifactKind;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
-use blobd_store_format::index::{LayoutModel, ManifestIndex};
+use blobd_store_format::index::{LayoutModel, LayoutSignature, ManifestIndex};
 use blobd_store_format::manifest::Manifest;
+use blobd_store_format::signature::{Bundle, SignatureArtifact};
 use clap::Args;
 use serde::Serialize;
 
@@ -133,21 +136,26 @@ impl Layout {
         };
         let named = expand(client, names)?.into_iter();
         let models = named.map(|named| named.reference.and_then(model)).collect::<Result<Vec<_>, _>>()?;
+        let signatures = signatures(client, &models)?;
         if given.is_empty() {
-            return Self::of(models);
+            return Self::of(models, &signatures);
         }
         let given = Given::new(client, given)?;
         let plan = |(reference, manifest): &(Reference, Manifest)| {
             DeltaPlan::new(client, reference, manifest, &given)
         };
         let plans = models.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
-        Self::of_deltas(models, plans)
+        Self::of_deltas(models, plans, &signatures)
     }
 
-    fn of_deltas(models: Vec<(Reference, Manifest)>, plans: Vec<DeltaPlan>) -> Result<Self, ErrorBody> {
+    fn of_deltas(
+        models: Vec<(Reference, Manifest)>,
+        plans: Vec<DeltaPlan>,
+        signatures: &[Signature],
+    ) -> Result<Self, ErrorBody> {
         let names = models.iter().map(|(reference, _)| reference.clone());
         let deltas = names.zip(plans.iter().map(|plan| plan.manifest.clone())).collect::<Vec<_>>();
-        let (mut files, mut seen) = Self::head(&deltas)?;
+        let (mut files, mut seen) = Self::head(&deltas, signatures)?;
         for (number, plan) in plans.into_iter().enumerate() {
             let bytes = plan
                 .bytes
@@ -168,7 +176,10 @@ impl Layout {
     }
 
     /// The files that say what is in the layout, and the digests of those among them that models have.
-    fn head(models: &[(Reference, Manifest)]) -> Result<(Vec<LayoutFile>, BTreeSet<Digest>), ErrorBody> {
+    fn head(
+        models: &[(Reference, Manifest)],
+        signatures: &[Signature],
+    ) -> Result<(Vec<LayoutFile>, BTreeSet<Digest>), ErrorBody> {
         let tags: Vec<&str> = models.iter().map(|(reference, _)| reference.tag()).collect();
         let listed = |(reference, manifest): &(Reference, Manifest)| {
             let is_only = tags.iter().filter(|tag| **tag == reference.tag()).count() == 1;
@@ -184,7 +195,9 @@ impl Layout {
                 ref_name: Some(if is_only { reference.tag().to_owned() } else { whole_name(reference) }),
             }
         };
-        let index = ManifestIndex::compose_layout(&models.iter().map(listed).collect::<Vec<_>>());
+        let models_of_index: Vec<_> = models.iter().map(listed).collect();
+        let signatures_of_index: Vec<_> = signatures.iter().map(Signature::listed).collect();
+        let index = ManifestIndex::compose_layout(&models_of_index, &signatures_of_index);
         let index = index.map_err(|error| ErrorBody::new(ErrorCode::InvalidRequest, error))?;
         let bytes = |path: &str, content: &[u8]| LayoutFile {
             path: path.to_owned(),
@@ -202,11 +215,22 @@ impl Layout {
                 files.push(bytes(&ManifestIndex::layout_blob_path(manifest.digest()), manifest.raw()));
             }
         }
+        let of_signature = |signature: &'_ Signature| {
+            [signature.manifest.clone(), signature.bundle.text().as_bytes().to_owned()]
+        };
+        // Last: `load` does not read it, and must not find it between those that it waits for.
+        let config = (!signatures.is_empty()).then(|| ArtifactKind::EMPTY_CONFIG.to_owned());
+        for content in signatures.iter().flat_map(of_signature).chain(config) {
+            let digest = Digest::of(&content);
+            if seen.insert(digest) {
+                files.push(bytes(&ManifestIndex::layout_blob_path(digest), &content));
+            }
+        }
         Ok((files, seen))
     }
 
-    fn of(models: Vec<(Reference, Manifest)>) -> Result<Self, ErrorBody> {
-        let (mut files, mut seen) = Self::head(&models)?;
+    fn of(models: Vec<(Reference, Manifest)>, signatures: &[Signature]) -> Result<Self, ErrorBody> {
+        let (mut files, mut seen) = Self::head(&models, signatures)?;
         for (number, (_, manifest)) in models.iter().enumerate() {
             let new = manifest.files().filter(|file| seen.insert(file.digest));
             files.extend(new.map(|file| LayoutFile {
@@ -260,6 +284,39 @@ impl Layout {
         }
         Ok(())
     }
+}
+
+/// A signature of a model, with the bytes of its manifest.
+#[derive(Debug)]
+struct Signature {
+    manifest: Vec<u8>,
+    bundle: Bundle,
+}
+
+impl Signature {
+    fn listed(&self) -> LayoutSignature {
+        let media_type = MediaType::new(MediaType::OCI_MANIFEST);
+        let (digest, size) = (Digest::of(&self.manifest), self.manifest.len() as u64);
+        let bundle = Some(Digest::of(self.bundle.text().as_bytes()));
+        LayoutSignature { manifest: Descriptor { media_type, digest, size }, bundle }
+    }
+}
+
+/// The signatures that the store has of the models.
+fn signatures(client: &Client, models: &[(Reference, Manifest)]) -> Result<Vec<Signature>, ErrorBody> {
+    let mut found = Vec::new();
+    let mut seen = BTreeSet::new();
+    for (reference, manifest) in models.iter().filter(|(_, manifest)| seen.insert(manifest.digest())) {
+        let params = SignaturesParams::new(reference.clone(), Vec::new());
+        let report = client.signatures(&params).map_err(client_error)?;
+        for signature in report.signatures {
+            let invalid = |error: &dyn std::fmt::Display| internal(format!("{}: {error}", reference.short()));
+            let bundle = Bundle::parse(signature.bundle.as_bytes()).map_err(|error| invalid(&error))?;
+            let manifest = SignatureArtifact::compose(&manifest.descriptor(), &bundle);
+            found.push(Signature { manifest: manifest.map_err(|error| invalid(&error))?, bundle });
+        }
+    }
+    Ok(found)
 }
 
 /// The name as other programs write it, without a scheme.
@@ -430,19 +487,19 @@ mod tests {
     #[test]
     fn layout_has_each_file_once_and_the_index_first() {
         let models = vec![model("a:q4", &["weights", "template"]), model("b:q4", &["weights", "other"])];
-        let layout = Layout::of(models).unwrap();
+        let layout = Layout::of(models, &[]).unwrap();
         let paths: BTreeSet<&str> = layout.files.iter().map(|file| file.path.as_str()).collect();
         assert_eq!((layout.files.len(), paths.len()), (2 + 2 + 4, 8));
         assert_eq!(layout.files[0].path, "oci-layout");
         assert_eq!(layout.files[1].path, "index.json");
         let Content::Bytes(index) = &layout.files[1].content else { panic!("{layout:?}") };
-        let listed = ManifestIndex::parse_layout(index).unwrap();
+        let (listed, _) = ManifestIndex::parse_layout(index).unwrap();
         // With one tag, the whole names tell them apart.
         assert_eq!(listed[1].ref_name.as_deref(), Some("registry.ollama.ai/library/b:q4"));
         assert_eq!(listed[1].name, listed[1].ref_name);
-        let single = Layout::of(vec![model("a:q4", &["weights"])]).unwrap();
+        let single = Layout::of(vec![model("a:q4", &["weights"])], &[]).unwrap();
         let Content::Bytes(index) = &single.files[1].content else { panic!("{single:?}") };
-        let listed = ManifestIndex::parse_layout(index).unwrap();
+        let (listed, _) = ManifestIndex::parse_layout(index).unwrap();
         assert_eq!(listed[0].ref_name.as_deref(), Some("q4"));
     }
 }

@@ -2,6 +2,7 @@
 
 use blobd_client::protocol::error::ErrorBody;
 use blobd_client::protocol::naming::EditParams;
+use blobd_client::protocol::request::ImportParams;
 use blobd_client::protocol::route::{Route, markers as m};
 use blobd_client::protocol::signatures::SignaturesParams;
 use hyper::Request;
@@ -111,6 +112,8 @@ pub(super) const fn turns(route: Route) -> TurnPool {
 pub(super) const fn body_limit(route: Route) -> BodyLimit {
     match route {
         Route::Edit => BodyLimit { bytes: EditParams::MAX_BODY_BYTES, memory_per_byte: 3 },
+        // Its lists are short; the manifest and the signatures are in memory as text in JSON, as text, and decoded.
+        Route::Import => BodyLimit { bytes: ImportParams::MAX_BODY_BYTES, memory_per_byte: 4 },
         // The bundle is in memory as text in JSON, as text, and decoded.
         Route::Sign | Route::Signatures => {
             BodyLimit { bytes: SignaturesParams::MAX_BODY_BYTES, memory_per_byte: 4 }

@@ -21,9 +21,11 @@ use crate::requester::Requester;
 
 mod files;
 mod shards;
+mod signed;
 mod source;
 
 use files::{Files, StoredFiles};
+use signed::Signatures;
 pub use source::{FileAccess, FileFacts, ImportSource};
 
 /// Imports a model. `progress` receives the bytes read of all files, and how many will be read; `stored` counts the blobs.
@@ -41,13 +43,13 @@ pub fn import(
     let title = display_name(&params.file_name);
     let change = NameChange::new(store, requester, Verb::Import, format!("import of {title}"));
     let change = change.replacing(params.force).counted_by(stored);
-    let import = || import_files(&change, policy, (params, title), source, progress);
+    let import = || import_files(&change, (store, policy), (params, title), source, progress);
     NameChange::run(store, Leftover::Nothing, import)
 }
 
 fn import_files(
     change: &NameChange<'_>,
-    policy: &CallerPolicy,
+    (store, policy): (&Store, &CallerPolicy),
     (params, title): (&ImportParams, String),
     source: &mut dyn ImportSource,
     progress: &mut dyn FnMut(u64, u64),
@@ -60,6 +62,8 @@ fn import_files(
     check_name(&title, target.preferred(), Terms::default())?;
     let published =
         params.manifest.as_ref().map(|text| Manifest::parse(text.clone().into_bytes())).transpose()?;
+    let signatures = Signatures::new((store, policy), params, target.preferred(), published.as_ref())?;
+    signatures.check(None)?;
     let files = Files::from_params(params, published.as_ref(), source)?;
     // Before any file is read.
     change.check(&target, |present| may_be(present, published.as_ref(), &files))?;
@@ -69,16 +73,18 @@ fn import_files(
     let check = |file: &str, terms| check_name(file, target.preferred(), terms);
     let stored = files.ingest(&mut ingest, !policy.is_restricted(), source, progress, check)?;
     let StoredFiles { files: new, terms, tensor_count } = stored;
-    let manifest = match published {
+    let manifest = match &published {
         Some(manifest) => {
-            NewModel::new(title.clone(), new).check_published(&mut ingest, &manifest)?;
-            manifest
+            NewModel::new(title.clone(), new).check_published(&mut ingest, manifest)?;
+            signatures.check(Some(&ingest))?;
+            manifest.clone()
         }
         None => NewModel::from_chosen(title.clone(), new).compose(&mut ingest)?,
     };
     let is_allowed = |name: &Reference| check_name(&title, name, terms.clone()).is_ok();
-    let target = target.retaining(is_allowed);
-    let named = change.commit(ingest, target, &manifest, Some(&origin), is_allowed)?;
+    let kept = target.clone().retaining(is_allowed);
+    let named = change.commit(ingest, kept, &manifest, Some(&origin), is_allowed)?;
+    signatures.keep()?;
     let imported = Imported {
         name: named.name,
         digest: manifest.digest(),

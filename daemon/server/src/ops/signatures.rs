@@ -6,7 +6,7 @@ use blobd_client::protocol::signatures::{
     GivenKey, SignParams, SignatureReport, SignatureState, SignaturesParams, Signed,
 };
 use blobd_keys::PublicKey;
-use blobd_store::Store;
+use blobd_store::{Store, StoreError};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::signature::{Bundle, SignatureError};
@@ -77,7 +77,7 @@ pub(crate) fn sign(store: &Store, policy: &CallerPolicy, params: &SignParams) ->
 }
 
 /// Keeps a signature. If there are too many, one by a key of the configuration stays.
-pub(super) fn add(store: &Store, trust: &Trust, manifest: Digest, bundle: &Bundle) -> Result<bool, OpError> {
+fn add(store: &Store, trust: &Trust, manifest: Digest, bundle: &Bundle) -> Result<bool, OpError> {
     let keys = trust.keys();
     let is_by_other_key = |text: &str| {
         let known = Bundle::parse(text.as_bytes()).ok();
@@ -86,6 +86,23 @@ pub(super) fn add(store: &Store, trust: &Trust, manifest: Digest, bundle: &Bundl
         known.is_none_or(|known| !keys.iter().any(|key| is_by(&known, key)))
     };
     Ok(store.names().add_signature(manifest, bundle, is_by_other_key)?)
+}
+
+/// Keeps signatures that have come with a model.
+pub(super) fn add_all<'b>(
+    store: &Store,
+    trust: &Trust,
+    manifest: Digest,
+    bundles: impl IntoIterator<Item = &'b Bundle>,
+) -> Result<(), OpError> {
+    for bundle in bundles {
+        match add(store, trust, manifest, bundle) {
+            // The store has as many signatures by configured keys as it keeps for one model.
+            Err(OpError::Store(StoreError::TooManySignatures { .. })) => {}
+            added => drop(added?),
+        }
+    }
+    Ok(())
 }
 
 fn refused(name: &Reference, error: &SignatureError) -> OpError {

@@ -1,7 +1,10 @@
 //! Whether a model is signed as the rules `[[trust]]` demand: asked before its content leaves, and before it is fetched.
 
+use std::sync::Arc;
+
 use blobd_client::protocol::signatures::{SignatureDetails, SignatureState, TrustDecision};
-use blobd_store::Store;
+use blobd_store::{Ingest, Store, StoredFile};
+use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::host;
 use blobd_store_format::manifest::Manifest;
@@ -11,8 +14,8 @@ use blobd_store_format::signature::Bundle;
 use blobd_store_format::source::HubFile;
 
 use super::OpError;
-use super::signable_files::SignableFiles;
-use crate::trust::{AppliedRule, NamedKey, Trust, TrustMode};
+use super::signable_files::{SignableFiles, parts};
+use crate::trust::{AppliedRule, NamedKey, Trust, TrustMode, TrustRule};
 
 /// Refuses a stored model that a rule says must be signed, if it is not. Reads no file of the model, and its signatures only
 /// until they were found to be right.
@@ -115,8 +118,51 @@ fn flaw(
     Ok(flaw)
 }
 
+/// The files of a model that is not stored yet, as far as they are known.
+pub(super) struct KnownFiles<'k> {
+    pub(super) name: &'k Reference,
+    pub(super) files: Vec<(Descriptor, Option<String>)>,
+    /// Whether these are all.
+    pub(super) is_all: bool,
+}
+
+/// What is wrong with the signatures of such a model; `None` if nothing is. `archive` finds the files in an archive, if they are
+/// known.
+pub(super) fn flaw_of_known<'b>(
+    rule: &TrustRule,
+    known: KnownFiles<'_>,
+    bundles: impl IntoIterator<Item = &'b Bundle>,
+    archive: impl Fn(&Descriptor) -> Result<Option<StoredFile>, OpError>,
+) -> Result<Option<String>, OpError> {
+    let KnownFiles { name, files: listed, mut is_all } = known;
+    let mut files = Vec::new();
+    for (file, name) in listed {
+        let is_archive = file.media_type.archive_of_weights().is_some();
+        match is_archive.then(|| archive(&file)).transpose()? {
+            Some(None) => is_all = false,
+            stored => files.extend(parts(&file, name.as_deref(), stored.flatten().as_ref())?),
+        }
+    }
+    let files = SignableFiles::new(name, files);
+    let check = |bundle: &Bundle| files.check(bundle, &rule.keys, rule.partial || !is_all);
+    let best = bundles.into_iter().map(check).max_by_key(|checked| checked.state);
+    Ok(flaw_of(&rule.keys, best))
+}
+
+/// An archive whose files are known: it is stored, or has just arrived.
+pub(super) fn known_archive(
+    store: &Store,
+    file: &Descriptor,
+    ingest: Option<&Ingest>,
+) -> Result<Option<StoredFile>, OpError> {
+    if let Some(recipe) = ingest.and_then(|ingest| ingest.added_recipe(file.digest)) {
+        return Ok(Some(StoredFile { descriptor: file.clone(), recipe: Some(Arc::new(recipe.clone())) }));
+    }
+    Ok(store.content().stored_file_now(file)?)
+}
+
 /// What is wrong with the best signature of a model; `None` if nothing is.
-pub(super) fn flaw_of(keys: &[NamedKey], best: Option<SignatureDetails>) -> Option<String> {
+fn flaw_of(keys: &[NamedKey], best: Option<SignatureDetails>) -> Option<String> {
     let keys = || keys.iter().map(|key| key.name.as_str()).collect::<Vec<_>>().join(" or ");
     match best {
         None => Some("not signed".to_owned()),

@@ -14,7 +14,7 @@ use super::policy::Site;
 use super::*;
 
 /// All models must be signed by the key `site`.
-const ALL: &str = "[[trust]]\npattern = \"*\"\nkeys = {site}\nmode = \"enforce\"\n";
+pub(super) const ALL: &str = "[[trust]]\npattern = \"*\"\nkeys = {site}\nmode = \"enforce\"\n";
 
 /// A registry that lists what refers to a manifest, or leaves that to a tag.
 fn registry(lists_referrers: bool) -> FakeRegistry {
@@ -60,7 +60,7 @@ fn add_signature_layer(registry: &FakeRegistry, repository: &str, model: &Manife
 }
 
 /// Signs a model, and returns the bundle.
-fn bundle_of(site: &Site, name: &str, key: &KeyFiles) -> String {
+pub(super) fn bundle_of(site: &Site, name: &str, key: &KeyFiles) -> String {
     let path = site.daemon.scratch().join(format!("{}.sig", name.replace(['/', ':'], "-")));
     let sign = ["sign", name, "--key", text(&key.private), "-f", "-o", text(&path)];
     site.daemon.command().run(sign).succeeds();
@@ -91,7 +91,7 @@ fn refused_pull(site: &Site, registry: &FakeRegistry, model: &str, reason: &str)
     assert_nothing_stored(site);
 }
 
-fn assert_nothing_stored(site: &Site) {
+pub(super) fn assert_nothing_stored(site: &Site) {
     assert!(site.daemon.client().models().unwrap().models.is_empty());
     let blobs = site.daemon.root().join("blobs");
     assert_eq!(fs::read_dir(blobs).map_or(0, Iterator::count), 0);
@@ -100,7 +100,7 @@ fn assert_nothing_stored(site: &Site) {
 }
 
 /// The bundle with another signature.
-fn damaged(bundle: &str) -> String {
+pub(super) fn damaged(bundle: &str) -> String {
     let mut document: Json = serde_json::from_str(bundle).unwrap();
     document["dsseEnvelope"]["signatures"][0]["sig"] = json!("MAA=");
     document.to_string()

@@ -5,12 +5,11 @@
 //! are received first; archives are compared when they have arrived, and before the model has a name.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use blobd_client::protocol::event::{Phase, Progress as _};
 use blobd_client::protocol::pull::PullProgress;
 use blobd_registry::{FetchedSignatures, RemoteFile, RemoteModel};
-use blobd_store::{Ingest, StoreError, StoredFile};
+use blobd_store::Ingest;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -20,7 +19,8 @@ use blobd_store_format::source::PullSource;
 
 use super::source::{Pull, reporting_silence, unwanted};
 use crate::ops::new_model::NewFile;
-use crate::ops::signable_files::{SignableFiles, parts};
+use crate::ops::signable_files::SignableFiles;
+use crate::ops::trust::KnownFiles;
 use crate::ops::{OpError, signatures, trust};
 use crate::trust::{AppliedRule, TrustMode};
 
@@ -119,13 +119,7 @@ impl<'p> Signatures<'p> {
         let Self { pull, name, demand: Some(demand) } = self else { return Ok(None) };
         let files = SignableFiles::of_model(pull.store, name, manifest)?;
         let of_model = demand.fetched.bundles.iter().filter(|bundle| files.compare(bundle).is_ok());
-        for bundle in of_model {
-            match signatures::add(pull.store, pull.policy.trust(), manifest.digest(), bundle) {
-                // The store has as many signatures by configured keys as it keeps for one model.
-                Err(OpError::Store(StoreError::TooManySignatures { .. })) => {}
-                added => drop(added?),
-            }
-        }
+        signatures::add_all(pull.store, pull.policy.trust(), manifest.digest(), of_model)?;
         let Some(flaw) = demand.flaw else { return Ok(None) };
         trust::refuse_or_warn(demand.applied, name, manifest.digest(), &flaw)?;
         Ok(Some(format!("{flaw}; {}", demand.applied.description())))
@@ -140,26 +134,15 @@ impl Demand<'_> {
         name: &Reference,
         ingest: Option<&Ingest>,
     ) -> Result<Option<String>, OpError> {
-        let (mut known, mut is_all) = (Vec::new(), true);
-        for ListedFile { media_type, name, size, digest } in &self.files {
-            let Some(digest) = *digest else {
-                is_all = false;
-                continue;
-            };
-            let file = Descriptor { media_type: media_type.clone(), digest, size: *size };
-            let is_archive = file.media_type.archive_of_weights().is_some();
-            let stored = is_archive.then(|| stored_archive(pull, &file, ingest)).transpose()?;
-            match stored {
-                Some(None) => is_all = false,
-                stored => known.extend(parts(&file, name.as_deref(), stored.flatten().as_ref())?),
-            }
-        }
-        let rule = self.applied.rule;
-        let files = SignableFiles::new(name, known);
-        let bundles = self.fetched.bundles.iter();
-        let checked = bundles.map(|bundle| files.check(bundle, &rule.keys, rule.partial || !is_all));
-        let best = checked.max_by_key(|checked| checked.state);
-        Ok(match (trust::flaw_of(&rule.keys, best), &self.fetched.unusable) {
+        let known = self.files.iter().filter_map(|file| {
+            let media_type = file.media_type.clone();
+            Some((Descriptor { media_type, digest: file.digest?, size: file.size }, file.name.clone()))
+        });
+        let is_all = self.files.iter().all(|file| file.digest.is_some());
+        let known = KnownFiles { name, files: known.collect(), is_all };
+        let archive = |file: &Descriptor| trust::known_archive(pull.store, file, ingest);
+        let flaw = trust::flaw_of_known(self.applied.rule, known, &self.fetched.bundles, archive)?;
+        Ok(match (flaw, &self.fetched.unusable) {
             (Some(flaw), Some(reason)) => Some(format!("{flaw}; {reason}")),
             (flaw, _) => flaw,
         })
@@ -216,18 +199,6 @@ fn listed(remote: &RemoteModel) -> Vec<ListedFile> {
             files.iter().map(file).collect()
         }
     }
-}
-
-/// An archive whose files are known: it is stored, or has just arrived.
-fn stored_archive(
-    pull: Pull<'_>,
-    file: &Descriptor,
-    ingest: Option<&Ingest>,
-) -> Result<Option<StoredFile>, OpError> {
-    if let Some(recipe) = ingest.and_then(|ingest| ingest.added_recipe(file.digest)) {
-        return Ok(Some(StoredFile { descriptor: file.clone(), recipe: Some(Arc::new(recipe.clone())) }));
-    }
-    Ok(pull.store.content().stored_file_now(file)?)
 }
 
 /// Where a signature of the model would be.
