@@ -1,7 +1,7 @@
 //! The user on whose behalf a verb runs.
 
 use blobd_client::protocol::access::Right;
-use blobd_store::{Actor, ChargeLimit, Ingest, NameUser, Pinner, Store, Verb};
+use blobd_store::{Actor, ChangeId, ChargeLimit, Ingest, NameUser, Pinner, Store, Verb};
 
 use crate::access::Rights;
 use crate::principal::Principal;
@@ -14,6 +14,9 @@ pub struct Requester {
     pid: i32,
     may_administer: bool,
     quota: UserQuota,
+    /// All names that the request changes are one change in their histories.
+    change: ChangeId,
+    undoes: Option<ChangeId>,
 }
 
 impl Requester {
@@ -25,16 +28,24 @@ impl Requester {
             pid,
             may_administer: true,
             quota: UserQuota::default(),
+            change: ChangeId::next(),
+            undoes: None,
         }
     }
 
     pub(crate) fn new(peer: &Principal, rights: Rights) -> Self {
         let may_administer = rights.include(Right::Administer);
-        Self { uid: peer.uid, pid: peer.pid, may_administer, quota: UserQuota::default() }
+        let (quota, change) = (UserQuota::default(), ChangeId::next());
+        Self { uid: peer.uid, pid: peer.pid, may_administer, quota, change, undoes: None }
     }
 
     pub(crate) const fn within(self, quota: UserQuota) -> Self {
         Self { quota, ..self }
+    }
+
+    /// Records what the request changes as the reversal of an earlier change.
+    pub(crate) const fn undoing(self, change: ChangeId) -> Self {
+        Self { undoes: Some(change), ..self }
     }
 
     pub(crate) const fn quota(self) -> UserQuota {
@@ -59,7 +70,7 @@ impl Requester {
     }
 
     pub(crate) const fn doing(self, verb: Verb) -> Actor {
-        Actor { uid: self.uid, verb }
+        Actor { uid: self.uid, verb, change: Some(self.change), undoes: self.undoes }
     }
 
     pub(crate) const fn pid(self) -> i32 {

@@ -14,6 +14,7 @@ use crate::leases::Lease;
 use crate::ledger::Ledger;
 use crate::{NamedFile, StoreError, StoredFile, lock};
 
+pub(crate) mod changes;
 pub(crate) mod history;
 pub(crate) mod name_rule;
 pub(crate) mod origins;

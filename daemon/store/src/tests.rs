@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::testing::{begin, file, manifest, name, new_store, new_store_with, recipe_of};
 
-const ME: Actor = Actor { uid: 7, verb: Verb::Rm };
+const ME: Actor = Actor::new(7, Verb::Rm);
 
 /// Stores a model of whole files.
 fn add(store: &Arc<Store>, reference: &str, files: &[&[u8]]) -> Committed {

@@ -138,14 +138,18 @@ impl Ingest {
 
     /// Like [`Self::commit`] for a model from the trash: reserves nothing, since removing the record frees as much.
     pub fn restore(self, reference: &Reference, manifest: &Manifest) -> Result<Committed, StoreError> {
-        let name_origin = self.new_name_origin(None, manifest);
-        self.commit_records(
-            NewName::Given(reference),
-            manifest,
-            (None, name_origin),
-            NameSpace::default(),
-            |_present| Ok(()),
-        )
+        self.restore_if(reference, manifest, |_present| Ok(()))
+    }
+
+    /// Like [`Self::restore`], unless `allowed` refuses, as in [`Self::commit_if`].
+    pub fn restore_if<E: From<StoreError>>(
+        self,
+        reference: &Reference,
+        manifest: &Manifest,
+        allowed: impl FnOnce(Option<&Reference>) -> Result<(), E>,
+    ) -> Result<Committed, E> {
+        let origin = (None, self.new_name_origin(None, manifest));
+        self.commit_records(NewName::Given(reference), manifest, origin, NameSpace::default(), allowed)
     }
 
     /// Reserves space for a record of the name. A transaction that stores no data may use what the store keeps free, so
@@ -205,7 +209,8 @@ impl Ingest {
         let target = stored.as_ref().unwrap_or(reference);
         store.names.write_tag(&temporary, target, manifest, space.tag)?;
         self.is_committed = true;
-        let is_new = stored.is_none() && self.renamed.is_none() && self.actor.verb != Verb::Undelete;
+        let is_restored = matches!(self.actor.verb, Verb::Undelete | Verb::Undo);
+        let is_new = stored.is_none() && self.renamed.is_none() && !is_restored;
         store.liveness.settle_quota(self.staging.transaction(), target, manifest, is_new);
         if let Some(renamed) = &self.renamed {
             store.names.finish_rename(renamed, target, self.actor)?;

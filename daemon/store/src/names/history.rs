@@ -49,11 +49,7 @@ impl Names {
     /// The history of a name, which may have been removed. A name without records has what it means now. The error for
     /// a name that never existed suggests others.
     pub fn history(&self, reference: &Reference) -> Result<NameHistory, StoreError> {
-        let stored = match self.stored_case(reference)? {
-            Some(stored) => Some(stored),
-            None if read_history(&self.content.root, reference).is_some() => None,
-            None => Some(self.resolve(reference).map_err(|error| self.with_removed_names(reference, error))?),
-        };
+        let stored = self.stored_or_recorded(reference)?;
         let tagged = |tag: &Reference| match self.tagged_digest(tag)? {
             // In a lower store, whose records are its own.
             None => Ok::<_, StoreError>(self.manifest(tag).ok().map(|manifest| manifest.digest())),
@@ -70,6 +66,17 @@ impl Names {
             return Err(StoreError::no_such_model(&reference));
         }
         Ok(NameHistory { reference, rows, dropped })
+    }
+
+    /// The tag of a name. `None` if it was removed and has a history.
+    pub(crate) fn stored_or_recorded(&self, reference: &Reference) -> Result<Option<Reference>, StoreError> {
+        match self.stored_case(reference)? {
+            Some(stored) => Ok(Some(stored)),
+            None if read_history(&self.content.root, reference).is_some() => Ok(None),
+            None => {
+                self.resolve(reference).map(Some).map_err(|error| self.with_removed_names(reference, error))
+            }
+        }
     }
 
     pub(crate) fn tagged_digest(&self, reference: &Reference) -> Result<Option<Digest>, StoreError> {
@@ -102,7 +109,8 @@ impl Names {
         temporary: &Path,
         reservation: Option<Reservation>,
     ) -> Result<(), StoreError> {
-        if change.previous == Some(change.digest) && !self.starts_to_follow(reference, change) {
+        let is_same = change.previous == Some(change.digest);
+        if is_same && change.actor.verb != Verb::Undo && !self.starts_to_follow(reference, change) {
             return Ok(());
         }
         let source = change.origin.source.clone().filter(|source| source.len() <= Record::MAX_SOURCE);
@@ -221,9 +229,14 @@ impl Names {
     }
 
     fn recorded_name(&self, file: Digest) -> Option<Reference> {
+        Some(self.record_in(file)?.reference)
+    }
+
+    /// The record in a file of `history/`; `None` if it cannot be read.
+    pub(super) fn record_in(&self, file: Digest) -> Option<Record> {
         let path = Path::new(layout::HISTORY).join(layout::recipe_name(file));
         let json = self.content.root.read_limited(&path, Record::MAX_BYTES).ok()??;
-        Some(serde_json::from_slice::<Record>(&json).ok()?.reference)
+        serde_json::from_slice(&json).ok()
     }
 
     /// Removes a tag, durably. Its blobs may be deleted only after this. The caller has locked the tags.

@@ -1,5 +1,7 @@
 //! The file with the history of one name: who set or removed it, when, and by which verb.
 
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blobd_store_format::digest::Digest;
@@ -26,6 +28,8 @@ pub enum Verb {
     Rename,
     Undelete,
     Rm,
+    /// An earlier change was taken back.
+    Undo,
     Evict,
     /// A verb of a later version.
     #[serde(other)]
@@ -43,9 +47,27 @@ impl Verb {
             Self::Rename => "rename",
             Self::Undelete => "undelete",
             Self::Rm => "rm",
+            Self::Undo => "undo",
             Self::Evict => "evict",
             Self::Unknown => "unknown",
         }
+    }
+}
+
+/// Identifies a request that has changed names, in their histories: one request may change several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ChangeId(u64);
+
+impl ChangeId {
+    /// The nanoseconds since 1970, but more than those of the last one of this process. One process at a time has the store
+    /// open, so no two requests have the same.
+    pub fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let now = unix_nanos(SystemTime::now());
+        let following = |last: u64| now.max(last.saturating_add(1));
+        let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(following(last)));
+        Self(following(last.unwrap_or_default()))
     }
 }
 
@@ -53,12 +75,20 @@ impl Verb {
 pub struct Actor {
     pub uid: u32,
     pub verb: Verb,
+    /// The request that makes the change. Absent if the change belongs to no other one, as an eviction.
+    pub change: Option<ChangeId>,
+    /// The change that this one takes back.
+    pub undoes: Option<ChangeId>,
 }
 
 impl Actor {
+    pub const fn new(uid: u32, verb: Verb) -> Self {
+        Self { uid, verb, change: None, undoes: None }
+    }
+
     /// The daemon itself, or the command that has the store open.
     pub fn daemon(verb: Verb) -> Self {
-        Self { uid: StoreOwner::for_process().uid, verb }
+        Self::new(StoreOwner::for_process().uid, verb)
     }
 }
 
@@ -124,6 +154,13 @@ pub(super) struct Entry {
     /// Who is charged for the name, if not `uid` since `time`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) account: Option<Charged>,
+    /// The request that made the change; the same in the entries of all names that it changed. Earlier versions recorded
+    /// none: then the entry is a change of its own, identified by its time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) change: Option<ChangeId>,
+    /// The change of this name that was taken back by this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) undoes: Option<ChangeId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,13 +190,18 @@ impl Entry {
         }
     }
 
-    pub(super) fn row(self) -> HistoryRow {
-        HistoryRow::Recorded(HistoryEntry {
+    pub(super) fn change(&self) -> ChangeId {
+        self.change.unwrap_or(ChangeId(self.time))
+    }
+
+    pub(super) fn row(self) -> HistoryEntry {
+        let Self { uid, verb, change, undoes, digest, origin, .. } = self;
+        HistoryEntry {
             time: UNIX_EPOCH.checked_add(Duration::from_nanos(self.time)).unwrap_or(UNIX_EPOCH),
-            actor: Actor { uid: self.uid, verb: self.verb },
-            digest: self.digest,
-            origin: self.origin,
-        })
+            actor: Actor { uid, verb, change, undoes },
+            digest,
+            origin,
+        }
     }
 }
 
@@ -207,6 +249,13 @@ impl Record {
         self.dropped = self.dropped.saturating_add(excess as u64);
     }
 
+    /// The entries that were not taken back, newest first, without those that took others back.
+    pub(super) fn standing(&self) -> impl Iterator<Item = &Entry> {
+        let undone: BTreeSet<_> = self.entries.iter().filter_map(|entry| entry.undoes).collect();
+        let is_standing = move |entry: &&Entry| entry.verb != Verb::Undo && !undone.contains(&entry.change());
+        self.entries.iter().rev().filter(is_standing)
+    }
+
     /// The rows, newest first. Where an entry does not begin with what the one before has set, a change is unrecorded.
     pub(super) fn rows(self, present: Option<Digest>) -> Vec<HistoryRow> {
         let (mut rows, mut expected) = (Vec::new(), Some(present));
@@ -215,7 +264,7 @@ impl Record {
                 rows.push(HistoryRow::Unrecorded(found));
             }
             expected = Some(entry.previous);
-            rows.push(entry.row());
+            rows.push(HistoryRow::Recorded(entry.row()));
         }
         if let Some(Some(oldest)) = expected {
             rows.push(HistoryRow::Unrecorded(Some(oldest)));
@@ -226,8 +275,9 @@ impl Record {
 
 impl Entry {
     pub(super) fn new(actor: Actor, digest: Option<Digest>, previous: Option<Digest>) -> Self {
-        let (Actor { uid, verb }, time) = (actor, unix_nanos(SystemTime::now()));
-        Self { time, uid, verb, digest, previous, origin: None, source: None, account: None }
+        let (Actor { uid, verb, change, undoes }, time) = (actor, unix_nanos(SystemTime::now()));
+        let (origin, source, account) = (None, None, None);
+        Self { time, uid, verb, digest, previous, origin, source, account, change, undoes }
     }
 }
 
@@ -276,7 +326,7 @@ mod tests {
     }
 
     fn entry(time: u64, digest: Option<Digest>, previous: Option<Digest>) -> Entry {
-        let actor = Actor { uid: 7, verb: Verb::Tag };
+        let actor = Actor::new(7, Verb::Tag);
         Entry { time, ..Entry::new(actor, digest, previous) }
     }
 
@@ -337,6 +387,35 @@ mod tests {
         assert_eq!(kept((None, a), a), 1);
         assert_eq!(kept((None, a), None), 2);
         assert!(Record::new(name("m")).without_interrupted(a).entries.is_empty());
+    }
+
+    #[test]
+    fn changes_that_were_taken_back_and_what_took_them_back_do_not_stand() {
+        let [a, b] = [Some(digest(1)), Some(digest(2))];
+        let undo = |time, undoes, digest, previous| Entry {
+            verb: Verb::Undo,
+            undoes: Some(ChangeId(undoes)),
+            ..entry(time, digest, previous)
+        };
+        let mut record = Record::new(name("m"));
+        let standing = |record: &Record| record.standing().map(|entry| entry.time).collect::<Vec<_>>();
+        record.add(entry(1, a, None));
+        record.add(Entry { change: Some(ChangeId(20)), ..entry(2, b, a) });
+        assert_eq!(standing(&record), [2, 1]);
+        record.add(undo(3, 20, a, b));
+        assert_eq!(standing(&record), [1]);
+        record.add(undo(4, 1, None, a));
+        assert!(standing(&record).is_empty());
+        record.add(entry(5, a, None));
+        assert_eq!(standing(&record), [5]);
+        let json = serde_json::to_string(&record.entries[0]).unwrap();
+        assert!(!json.contains("change") && !json.contains("undoes"), "as earlier versions write it: {json}");
+    }
+
+    #[test]
+    fn no_two_requests_have_the_same_identifier() {
+        let ids: Vec<_> = (0..100).map(|_| ChangeId::next()).collect();
+        assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
     }
 
     #[test]

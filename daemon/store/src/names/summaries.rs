@@ -451,7 +451,7 @@ mod tests {
     #[test]
     fn summary_has_what_is_recorded_of_a_tag() {
         let (_folder, store) = new_store();
-        let mut ingest = begin(&store).on_behalf_of(crate::Actor { uid: 7, verb: crate::Verb::Pull });
+        let mut ingest = begin(&store).on_behalf_of(crate::Actor::new(7, crate::Verb::Pull));
         ingest.add_bytes(b"config").unwrap();
         ingest.add_bytes(b"weights").unwrap();
         ingest.note_facts(RecordedFacts { kind: Some(ModelKind::Embedding), ..RecordedFacts::default() });
@@ -490,7 +490,7 @@ mod tests {
         add(&store, "b");
         store.names.summaries().unwrap();
         assert_eq!(store.names.listing_size().unwrap().models, 2);
-        store.names.remove_tag(&name("a"), crate::Actor { uid: 0, verb: crate::Verb::Rm }).unwrap();
+        store.names.remove_tag(&name("a"), crate::Actor::new(0, crate::Verb::Rm)).unwrap();
         store.names.summaries().unwrap();
         assert_eq!(store.names.listing_size().unwrap().models, 2, "those of lower stores may make it up");
         store.names.all_summaries().unwrap();

@@ -23,7 +23,7 @@ fn content(seed: u8, size: usize) -> Vec<u8> {
 }
 
 fn ingest(store: &Arc<Store>, uid: u32, verb: Verb) -> Ingest {
-    begin(store).may_take(NameRule::replacing_any()).on_behalf_of(Actor { uid, verb })
+    begin(store).may_take(NameRule::replacing_any()).on_behalf_of(Actor::new(uid, verb))
 }
 
 /// Adds a model of these files.
@@ -46,7 +46,7 @@ fn manifest(files: &[Vec<u8>]) -> Manifest {
 fn remove(store: &Store, reference: &str) {
     {
         let _tags = store.names.lock_tags();
-        store.names.remove_tag(&name(reference), Actor { uid: 0, verb: Verb::Rm }).unwrap();
+        store.names.remove_tag(&name(reference), Actor::new(0, Verb::Rm)).unwrap();
     }
     gc::collect(&store.liveness).unwrap();
 }

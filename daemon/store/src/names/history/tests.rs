@@ -41,12 +41,12 @@ fn pulled(uid: u32, digest: Digest) -> String {
 }
 
 const fn pull(uid: u32) -> Actor {
-    Actor { uid, verb: Verb::Pull }
+    Actor::new(uid, Verb::Pull)
 }
 
 fn remove(store: &Store, uid: u32, reference: &str) {
     let _tags = store.names.lock_tags();
-    store.names.remove_tag(&name(reference), Actor { uid, verb: Verb::Rm }).unwrap();
+    store.names.remove_tag(&name(reference), Actor::new(uid, Verb::Rm)).unwrap();
 }
 
 /// The rows as `uid verb digest`, the newest first.
@@ -67,7 +67,7 @@ fn rows(store: &Store, reference: &str) -> Vec<String> {
 fn history_says_who_set_and_removed_a_name() {
     let (_folder, store) = new_store();
     let first = set(&store, pull(ANN), "m:a", "one");
-    let second = set(&store, Actor { uid: BOB, verb: Verb::Import }, "m:a", "two").short();
+    let second = set(&store, Actor::new(BOB, Verb::Import), "m:a", "two").short();
     remove(&store, 0, "m:a");
     let expected = ["0 rm none ".to_owned(), format!("{BOB} import {second} "), pulled(ANN, first)];
     assert_eq!(rows(&store, "m:a"), expected);
@@ -136,7 +136,7 @@ fn renamed_model_stays_with_its_user() {
     let (_folder, store) = new_store();
     let digest = set(&store, pull(ANN), "m:a", "one");
     let since = store.names.account_of(&name("m:a"), digest);
-    let actor = Actor { uid: 0, verb: Verb::Rename };
+    let actor = Actor::new(0, Verb::Rename);
     commit(&store, actor, "m:b", "one", |ingest| ingest.renaming(name("m:a")));
     assert_eq!(store.names.account_of(&name("m:b"), digest), since);
     assert_eq!(rows(&store, "m:b"), [format!("0 rename {} example.org/model", digest.short())]);
@@ -152,7 +152,7 @@ fn restored_model_stays_with_its_user() {
     let digest = set(&store, pull(ANN), "m:a", "one");
     let since = store.names.account_of(&name("m:a"), digest);
     remove(&store, 0, "m:a");
-    let undelete = Actor { uid: 0, verb: Verb::Undelete };
+    let undelete = Actor::new(0, Verb::Undelete);
     commit(&store, undelete, "m:a", "one", |ingest| ingest.charged_to(since));
     assert_eq!(store.names.account_of(&name("m:a"), digest), since);
 }
@@ -260,7 +260,7 @@ fn name_is_removed_without_a_record_on_a_full_disk_only() {
         *lock(&disk.failure) = Some((layout::HISTORY, errno));
         let removed = {
             let _tags = store.names.lock_tags();
-            store.names.remove_tag(&name("m"), Actor { uid: ANN, verb: Verb::Rm })
+            store.names.remove_tag(&name("m"), Actor::new(ANN, Verb::Rm))
         };
         assert_eq!(removed.is_ok(), is_removed, "{errno}");
         assert_eq!(store.names.stored_case(&name("m")).unwrap().is_none(), is_removed, "{errno}");

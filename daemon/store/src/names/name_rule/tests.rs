@@ -38,7 +38,7 @@ fn pulling(uid: u32, source: &str) -> NameRule {
 }
 
 fn ingest(store: &Arc<Store>, rule: NameRule, verb: Verb) -> Ingest {
-    begin(store).on_behalf_of(Actor { uid: rule.uid, verb }).may_take(rule)
+    begin(store).on_behalf_of(Actor::new(rule.uid, verb)).may_take(rule)
 }
 
 /// Gives the name to a model of this content, as an import does.
@@ -354,7 +354,7 @@ fn derived_name_is_the_one_that_has_the_model_or_a_free_one() {
         }
     }
     // A name that became free changes nothing for the models that have other names.
-    store.names.remove_tag(&name("model"), Actor { uid: ANN, verb: Verb::Rm }).unwrap();
+    store.names.remove_tag(&name("model"), Actor::new(ANN, Verb::Rm)).unwrap();
     assert_eq!(derived("/b/model.gguf", b"two"), "b-model:latest");
 }
 
