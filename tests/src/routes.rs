@@ -78,7 +78,7 @@ pub fn request(route: &str, models: Models<'_>) -> String {
         "POST /v1/partials/remove" => r#"{"targets":["no-such-download"]}"#.to_owned(),
         "POST /v1/remove" => format!(r#"{{"references":[{nobody}]}}"#),
         "POST /v1/pin" => format!(r#"{{"reference":{nobody},"pinned":true}}"#),
-        "POST /v1/undelete" | "POST /v1/release" => format!(r#"{{"reference":{nobody}}}"#),
+        "POST /v1/undelete" | "POST /v1/undo" | "POST /v1/release" => format!(r#"{{"reference":{nobody}}}"#),
         "POST /v1/tag" | "POST /v1/rename" => format!(r#"{{"source":{nobody},"target":"other"}}"#),
         _ => panic!("{route}: no request is defined for it: add one to tests/src/routes.rs"),
     };
@@ -150,7 +150,8 @@ pub fn longest_requests(route: &str, models: Models<'_>) -> Vec<String> {
         "POST /v1/tag" | "POST /v1/rename" => vec![format!(r#"{{"source":"{stored}","target":"{text}"}}"#)],
         "POST /v1/pin" => vec![format!(r#"{{"pinned":true,"reference":"{text}"}}"#)],
         "POST /v1/push" => vec![format!(r#"{{"reference":"{stored}","destination":"{text}"}}"#)],
-        "POST /v1/verify" | "POST /v1/promote" | "POST /v1/undelete" | "POST /v1/release" => {
+        "POST /v1/verify" | "POST /v1/promote" | "POST /v1/undelete" | "POST /v1/undo"
+        | "POST /v1/release" => {
             vec![format!(r#"{{"reference":"{text}"}}"#)]
         }
         "POST /v1/gc" | "POST /v1/limit" | "POST /v1/reindex" => vec![format!(r#"{{"{text}":1}}"#)],

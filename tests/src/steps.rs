@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::naming::PromoteParams;
-use blobd_client::protocol::naming::{EditParams, KeyChange};
+use blobd_client::protocol::naming::{EditParams, KeyChange, PromoteParams, UndoParams};
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
 };
@@ -65,6 +64,11 @@ pub enum Step {
     Undelete {
         name: usize,
     },
+    /// Takes back the newest change of the name, before which it meant this file; none if the name was new.
+    Undo {
+        name: usize,
+        earlier: Option<usize>,
+    },
     Pin {
         name: usize,
         pinned: bool,
@@ -116,6 +120,10 @@ impl Step {
                 &UndeleteParams { reference: reference(name), name: None, force: false },
             )
             .map(|_| ()),
+            Self::Undo { name, .. } => {
+                let params = UndoParams { reference: Some(reference(name)), dry_run: false };
+                ops::undo(store, Requester::own(), &ops::CallerPolicy::default(), &params).map(|_| ())
+            }
             Self::Pin { name, pinned } => {
                 ops::pin(store, Requester::own(), &PinParams { reference: reference(name), pinned })
                     .map(|_| ())
@@ -173,6 +181,8 @@ impl Step {
             Self::Remove { name } => Outcomes::done(before.with(Key::Tag(name), 0)),
             Self::MoveToTrash { name } => move_to_trash(before, name),
             Self::Undelete { name } => undelete(before, name),
+            Self::Undo { name, earlier: None } => move_to_trash(before, name),
+            Self::Undo { name, earlier: Some(file) } => undo(before, name, file),
             Self::Pin { name, .. } if before.get(Key::Tag(name)) == 0 => {
                 Outcomes::refused(ErrorCode::NotFound)
             }
@@ -194,7 +204,8 @@ impl Step {
             | Self::Edit { target: name, .. }
             | Self::Remove { name }
             | Self::MoveToTrash { name }
-            | Self::Undelete { name } => Some(Key::Tag(name)),
+            | Self::Undelete { name }
+            | Self::Undo { name, .. } => Some(Key::Tag(name)),
             Self::Pin { name, .. } => Some(Key::Pin(name)),
             Self::Collect | Self::Abandon { .. } => None,
         }
@@ -254,6 +265,16 @@ fn undelete(before: &StoreState, name: usize) -> Outcomes {
     if outcomes.states.is_empty() && outcomes.refusals.is_empty() {
         outcomes.refusals.push(ErrorCode::NotFound);
     }
+    outcomes
+}
+
+/// Takes the file from the trash. A record that cannot be removed from there is no failure.
+fn undo(before: &StoreState, name: usize, file: usize) -> Outcomes {
+    let mut outcomes = set_tag(before, name, file + 1);
+    let record = Key::Trash(name, file);
+    let without_record = |state: &StoreState| state.with(record, state.get(record).saturating_sub(1));
+    let done: Vec<_> = outcomes.states.iter().map(without_record).collect();
+    outcomes.states.splice(0..0, done);
     outcomes
 }
 

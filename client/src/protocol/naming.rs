@@ -306,6 +306,61 @@ pub struct Undeleted {
     pub effects: NameEffects,
 }
 
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UndoParams {
+    /// The name whose newest change is taken back; the caller's newest change of any name if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<Reference>,
+    /// Only report what would be taken back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+}
+
+/// A change of names that was taken back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Undone {
+    /// The verb of the change, such as `rm`.
+    pub verb: String,
+    /// When it happened.
+    pub time: Time,
+    /// Who made it.
+    pub uid: u32,
+    /// The name of that user, if the daemon knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// The names that were changed back.
+    pub names: Vec<UndoneName>,
+    /// The commands that reverse this.
+    pub reversed_by: Vec<String>,
+    /// Whether this was a dry run, which changes nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+    #[serde(flatten)]
+    pub effects: NameEffects,
+}
+
+/// A name that was changed back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UndoneName {
+    pub name: String,
+    /// The manifest that it has now; absent if it was removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+    /// The manifest that it had until now; absent if it was not there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaced: Option<Digest>,
+    /// The name that the model had until now, if a renaming was taken back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renamed_from: Option<String>,
+    /// Another name of the model, if the name was only removed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_as: Option<String>,
+    /// Until when the trash keeps the model, if the name was removed and the model moved there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trashed_until: Option<Time>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
     pub name: String,
@@ -339,7 +394,7 @@ pub struct NameChange {
     /// The name of that user, if the daemon knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// `import`, `pull`, `edit`, `promote`, `tag`, `rename`, `undelete`, `rm` or `evict`.
+    /// `import`, `pull`, `edit`, `promote`, `tag`, `rename`, `undelete`, `rm`, `undo` or `evict`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verb: Option<String>,
     /// The manifest that the name got; absent if the name was removed.

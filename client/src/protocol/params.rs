@@ -8,7 +8,7 @@ use super::audit::LogParams;
 use super::error::{ErrorBody, ErrorCode};
 use super::fit::FitParams;
 use super::naming::EditParams;
-use super::naming::PromoteParams;
+use super::naming::{PromoteParams, UndoParams};
 use super::pull::PushParams;
 use super::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
@@ -83,6 +83,7 @@ subjects! {
     SignaturesParams: |params| Subject::model(&params.reference);
     RemoveParams: |params| Subject::text(removed(params));
     UndeleteParams: |params| Subject::model(&params.reference);
+    UndoParams: |params| params.reference.as_ref().map(Subject::model).unwrap_or_default();
     TagParams: |params| Subject::model(&params.target).made_from(&params.source);
     RenameParams: |params| Subject::model(&params.target).made_from(&params.source);
     PinParams: |params| Subject::model(&params.reference).with_verb(params.verb());

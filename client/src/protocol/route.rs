@@ -146,6 +146,9 @@ macro_rules! routes {
             /// Restores a model from the trash.
             Undelete: Post "/v1/undelete", "undelete", Pull, [Audited, Once, Action],
                 fn undelete(request::UndeleteParams) -> Document(naming::Undeleted);
+            /// Takes back a change of names: the caller's newest one, or that of a given name.
+            Undo: Post "/v1/undo", "undo", Pull, [Audited, Once],
+                fn undo(naming::UndoParams) -> Document(naming::Undone);
             /// Pins or unpins a model. Eviction and removal do not affect a pinned model.
             Pin: Post "/v1/pin", "pin", Pull, [Audited, Action],
                 fn pin(request::PinParams) -> Document(naming::Pinned);

@@ -18,8 +18,8 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{
     ErrorBody, ErrorCode, audit_log, completions, config, df, doctor, edit, gc, history, login, ls, man,
-    outdated, overview, partial, promote, ps, pull, push, rm, serve, sign, suggest, tag, usage_error, verify,
-    warm, web,
+    outdated, overview, partial, promote, ps, pull, push, rm, serve, sign, suggest, tag, undo, usage_error,
+    verify, warm, web,
 };
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
@@ -75,6 +75,7 @@ enum Command {
     #[command(aliases = ["rmi", "remove", "delete"])]
     Rm(rm::Params),
     Undelete(rm::UndeleteArgs),
+    Undo(undo::Params),
     Pin(tag::PinArgs),
     Unpin(tag::UnpinArgs),
     #[command(alias = "cp")]
@@ -240,6 +241,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Df(params) => df::run(global, &params),
         Command::Rm(params) => rm::run(global, &params),
         Command::Undelete(params) => rm::undelete(global, &params),
+        Command::Undo(params) => undo::run(global, &params),
         Command::Pin(params) => tag::pin(global, &params.models, true),
         Command::Unpin(params) => tag::pin(global, &params.models, false),
         Command::Tag(params) => tag::tag(global, &params),

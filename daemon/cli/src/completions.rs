@@ -110,6 +110,7 @@ fn kinds(command: &Command, argument: &Arg) -> Option<(Vec<Kind>, bool)> {
     let name = argument.get_value_names()?.first()?.as_str();
     Some(match (command.get_name(), name) {
         ("undelete", "REF|PATTERN") => (vec![Kind::Trash], false),
+        ("undo", "REF") => (vec![Kind::Models, Kind::Trash], false),
         ("help" | "man", "COMMAND") => (vec![Kind::Commands], false),
         (_, "REF" | "REF|PATTERN" | "SRC" | "OLD" | "A" | "B") => (vec![Kind::Models], false),
         (_, "REF|PATH") => (vec![Kind::Models], true),
@@ -153,6 +154,7 @@ mod tests {
         assert_eq!(of(None, "show"), Some(("models".to_owned(), true)));
         assert_eq!(of(None, "release"), Some(("models,processes".to_owned(), false)));
         assert_eq!(of(None, "undelete"), Some(("trash".to_owned(), false)));
+        assert_eq!(of(None, "undo"), Some(("models,trash".to_owned(), false)));
         assert_eq!(of(None, "help"), Some(("commands".to_owned(), false)));
         assert_eq!(of(Some("partial"), "rm"), Some(("downloads".to_owned(), false)));
         for name in ["gc", "import", "partial", "login", "ls"] {

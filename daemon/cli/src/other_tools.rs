@@ -51,8 +51,12 @@ const ADVICE: &[(&str, &str)] = &[
     ("put", "`blobd import FILE` stores a file of this machine"),
     ("quantize", "blobd does not quantise; `blobd pull` and `blobd import` store what other tools made"),
     ("repair", "`blobd verify --repair` repairs damaged data"),
-    ("restore", "`blobd undelete MODEL` takes a model out of the trash"),
+    (
+        "restore",
+        "`blobd undelete MODEL` takes a model out of the trash, `blobd undo` takes back your newest change",
+    ),
     ("resume", "`blobd pull NAME` continues an unfinished download, `blobd partial ls` lists them"),
+    ("revert", "`blobd undo` takes back your newest change of names"),
     ("run", RUN),
     ("search", SEARCH),
     ("start", "`blobd serve` runs the daemon; with systemd, `systemctl start blobd`"),

@@ -38,7 +38,7 @@ const GROUPS: &[Group] = &[
     Group {
         title: "clean up",
         first: &[("df", "show what the store takes on disk"), ("rm llama3:8b", "remove a model")],
-        others: &["gc", "undelete", "pin", "unpin", "partial", "verify"],
+        others: &["gc", "undelete", "undo", "pin", "unpin", "partial", "verify"],
     },
     Group {
         title: "daemon",

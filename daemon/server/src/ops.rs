@@ -3,7 +3,7 @@
 //!
 //! - A model by its name: `open`, `describe` (`show`, `heads`, `fit`), `list` (`ls`, `history`).
 //! - New models: `pull`, `import`, `edit`; each fills a `new_model` and gives it a name.
-//! - Names: `name_change` (`tag`, `rename`, `pin`, `undelete`, `promote`).
+//! - Names: `name_change` (`tag`, `rename`, `pin`, `undelete`, `undo`, `promote`).
 //! - Other machines: `push`, `served`. Who has made a model: `signatures`.
 //! - Disk space: `space` (`df`, `rm`, `gc`, `evict`, `partial`, quotas).
 //! - Whether all is well: `verify`, `doctor`, `health` (`reindex`).
@@ -50,7 +50,7 @@ pub(crate) use import::client_has_gone;
 pub use import::{FileAccess, FileFacts, ImportSource, import};
 pub(crate) use list::history;
 pub use list::list;
-pub use name_change::{pin, promote, rename, tag, trash, undelete};
+pub use name_change::{pin, promote, rename, tag, trash, undelete, undo};
 pub(crate) use open::open_blobs;
 pub use open::{Located, OpenCache, OpenResponse, open};
 pub use policy::CallerPolicy;

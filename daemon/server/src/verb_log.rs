@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use blobd_client::protocol::audit::AuditRecord;
 use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::naming::{
-    Edited, LostModel, NameEffects, Pinned, Promoted, Removed, Renamed, Tagged, Undeleted,
+    Edited, LostModel, NameEffects, Pinned, Promoted, Removed, Renamed, Tagged, Undeleted, Undone, UndoneName,
 };
 use blobd_client::protocol::pull::{CorrectedFile, DifferingRange, Imported, PullDone, Pushed};
 use blobd_client::protocol::response::{Released, SessionSummary};
@@ -327,6 +327,36 @@ impl Finished for Undeleted {
 
     fn write(&self, requester: Requester) {
         log!(requester, model = %self.name, digest = %self.digest, "undelete");
+    }
+}
+
+impl Finished for Undone {
+    fn outcome(&self) -> Outcome {
+        let outcome = match self.names.as_slice() {
+            [only] => Outcome::new(&only.name, only.digest),
+            several => {
+                let entry = |one: &UndoneName| json!({ "model": one.name, "digest": one.digest });
+                let names: Vec<Value> = several.iter().take(MAX_LISTED).map(entry).collect();
+                Outcome::default().with("names", names)
+            }
+        };
+        outcome
+            .with("undone", &*self.verb)
+            .with("undone_time", &*self.time)
+            .dry_run_if(self.dry_run)
+            .changed_if(!self.names.is_empty())
+    }
+
+    fn effects(&self) -> Option<&NameEffects> {
+        Some(&self.effects)
+    }
+
+    fn write(&self, requester: Requester) {
+        let undone = &self.verb;
+        for UndoneName { name, digest, .. } in &self.names {
+            let digest = digest.map(tracing::field::display);
+            log!(requester, model = %name, digest, undone, "undo");
+        }
     }
 }
 

@@ -417,11 +417,13 @@ fn repair_needs_the_sync_of_its_blobs_in_every_mode() {
 fn change_of_a_name_needs_the_sync_of_its_directory_in_every_mode() {
     const IMPORT: Step = Step::Import { file: 0, name: 0 };
     const TRASH: Step = Step::MoveToTrash { name: 0 };
-    let changes: [(&[Step], Step, &'static str); 5] = [
+    let changes: [(&[Step], Step, &'static str); 7] = [
         (&[IMPORT], Step::Tag { source: 0, target: 1 }, "manifests"),
         (&[IMPORT], Step::Pin { name: 0, pinned: true }, "pins"),
         (&[IMPORT], TRASH, "trash"),
         (&[IMPORT, TRASH], Step::Undelete { name: 0 }, "manifests"),
+        (&[IMPORT], Step::Undo { name: 0, earlier: None }, "trash"),
+        (&[IMPORT, TRASH], Step::Undo { name: 0, earlier: Some(0) }, "manifests"),
         (&[], Step::Pull { file: 3, name: 0 }, "blobs"),
     ];
     for durability in MODES {

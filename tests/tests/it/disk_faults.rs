@@ -331,6 +331,25 @@ fn undelete_fails_cleanly_at_every_call() {
 }
 
 #[test]
+fn undo_of_an_import_fails_cleanly_at_every_call() {
+    const BEFORE: &[Step] = &[Step::Import { file: SIBLING, name: NAME }];
+    Sweep::of(BEFORE, Step::Undo { name: NAME, earlier: None }).run();
+}
+
+#[test]
+fn undo_of_a_removal_fails_cleanly_at_every_call() {
+    const BEFORE: &[Step] = &[Step::Import { file: SIBLING, name: NAME }, Step::MoveToTrash { name: NAME }];
+    Sweep::of(BEFORE, Step::Undo { name: NAME, earlier: Some(SIBLING) }).run();
+}
+
+#[test]
+fn undo_of_a_replacement_fails_cleanly_at_every_call() {
+    const BEFORE: &[Step] =
+        &[Step::Import { file: SIBLING, name: NAME }, Step::Import { file: STRANGER, name: NAME }];
+    Sweep::of(BEFORE, Step::Undo { name: NAME, earlier: Some(SIBLING) }).run();
+}
+
+#[test]
 fn pin_and_unpin_fail_cleanly_at_every_call() {
     const TAGGED: Step = Step::Tag { source: KEPT, target: NAME };
     const PINNED: Step = Step::Pin { name: NAME, pinned: true };

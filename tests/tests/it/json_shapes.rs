@@ -106,12 +106,13 @@ const NOT_SHOWN: &[(&str, &str)] = &[
 ];
 
 /// A name or null: whether the user of the tests has a name depends on the machine.
-const NAMES_OF_USERS: [&str; 7] = [
+const NAMES_OF_USERS: [&str; 8] = [
     "SessionSummary.user as ",
     "UnfinishedDownload.user as ",
     "UserId.user as ",
     "RunningPull.user as ",
     "NameChange.user present",
+    "Undone.user ",
     "ChargedUser.user as ",
     "AuditRecord.user ",
 ];

@@ -119,6 +119,7 @@ mod tensor_index;
 mod tensor_layers;
 mod trash;
 mod troubleshooting;
+mod undo;
 mod units;
 mod unread_responses;
 mod verbosity;

@@ -83,7 +83,7 @@ fn every_request_that_reads_or_adds_a_denied_model_is_refused() {
             "POST /v1/edit" => {
                 "{\"source\":\"acme/m\",\"target\":\"n\",\"keys\":[{\"key\":\"general.name\",\"value\":\"n\"}]}"
             }
-            "POST /v1/undelete" => "{\"reference\":\"acme/trashed\"}",
+            "POST /v1/undelete" | "POST /v1/undo" => "{\"reference\":\"acme/trashed\"}",
             "POST /v1/open" => {
                 denied(&shared, "export acme/m -o - --json");
                 continue;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blobd_client::protocol::access::Right;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
-use blobd_client::protocol::naming::{Removed, Renamed};
+use blobd_client::protocol::naming::{Removed, Renamed, UndoParams, Undone};
 use blobd_client::protocol::params::NoParams;
 use blobd_client::protocol::request::{LimitParams, ReleaseParams, RemoveParams, RenameParams};
 use blobd_client::protocol::response::Released;
@@ -45,6 +45,18 @@ pub(super) fn rename(change: &Change<'_, RenameParams>) -> Result<Renamed, OpErr
         change.daemon.sessions.rename(&old, &change.params.target, renamed.digest);
     }
     Ok(renamed)
+}
+
+pub(super) fn undo(change: &Change<'_, UndoParams>) -> Result<Undone, OpError> {
+    let undone = ops::undo(change.store, change.requester, change.policy, change.params)?;
+    for name in undone.names.iter().filter(|_| !undone.dry_run) {
+        let renamed =
+            name.renamed_from.as_ref().and_then(|old| Some((old.parse().ok()?, name.name.parse().ok()?)));
+        if let Some(((old, new), digest)) = renamed.zip(name.digest) {
+            change.daemon.sessions.rename(&old, &new, digest);
+        }
+    }
+    Ok(undone)
 }
 
 pub(super) fn sign(change: &Change<'_, SignParams>) -> Result<Signed, OpError> {

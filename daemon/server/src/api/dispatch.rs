@@ -62,6 +62,7 @@ pub(super) async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Res
         Route::Undelete => {
             c.change::<m::Undelete, _>(r, |c| ops::undelete(c.store, c.requester, c.policy, c.params)).await
         }
+        Route::Undo => c.change::<m::Undo, _>(r, changes::undo).await,
         Route::Pin => c.change::<m::Pin, _>(r, |c| ops::pin(c.store, c.requester, c.params)).await,
         Route::Tag => c.change::<m::Tag, _>(r, |c| ops::tag(c.store, c.requester, c.policy, c.params)).await,
         Route::Rename => c.change::<m::Rename, _>(r, changes::rename).await,

@@ -11,7 +11,7 @@ use blobd_store_format::model_file::ModelPathError;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::reference::ReferenceError;
 use blobd_store_format::similar_names::did_you_mean;
-use blobd_store_format::text::quoted;
+use blobd_store_format::text::{one_line, quoted};
 use rustix::io::Errno;
 
 use crate::ingest::IngestError;
@@ -44,6 +44,19 @@ pub enum OpError {
     ChangedMeanwhile { name: String },
     #[error("model {name}: not in the trash; `blobd ls --trash` lists the models there")]
     NotInTrash { name: String },
+    #[error("{}: no change is recorded that can be taken back", name.as_ref().map_or_else(|| "undo".to_owned(), |name| format!("model {name}")))]
+    NothingToUndo { name: Option<String> },
+    #[error(
+        "model {name}: its newest change (`{verb}`) was made by another user: expected uid {by}, found uid {uid}"
+    )]
+    ChangeOfAnother { name: String, verb: &'static str, uid: u32, by: u32 },
+    #[error("model {name}: `{verb}` cannot be taken back: the name was changed since: {since}")]
+    ChangedSince { name: String, verb: &'static str, since: String },
+    #[error("model {name}: its earlier version {} is no longer stored", digest.short())]
+    EarlierVersionGone { name: String, digest: Digest, advice: String },
+    /// A request has changed several names, and not all of them can be changed back.
+    #[error("{source}")]
+    CannotUndo { source: Box<OpError>, impossible: usize, possible: Vec<String> },
     #[error("model {model}: {reason}")]
     Edit { model: String, reason: String },
     #[error("model {model}: cannot be pushed: {reason}")]
@@ -145,14 +158,19 @@ impl OpError {
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
             Self::Damaged { .. } | Self::DamagedParts { .. } | Self::DamagedFile { .. } => ErrorCode::Corrupt,
             Self::DigestMismatch { .. } | Self::Interrupted { .. } => ErrorCode::Upstream,
-            Self::NotInModel { .. } | Self::NotInTrash { .. } | Self::NoSuchDownload { .. } => {
-                ErrorCode::NotFound
+            Self::NotInModel { .. }
+            | Self::NotInTrash { .. }
+            | Self::NothingToUndo { .. }
+            | Self::EarlierVersionGone { .. }
+            | Self::NoSuchDownload { .. } => ErrorCode::NotFound,
+            Self::Pinned { .. } | Self::ChangeOfAnother { .. } | Self::DownloadOfAnother { .. } => {
+                ErrorCode::Denied
             }
-            Self::Pinned { .. } | Self::DownloadOfAnother { .. } => ErrorCode::Denied,
-            Self::ChangedMeanwhile { .. } | Self::DownloadInUse { .. } | Self::NoMemory { .. } => {
-                ErrorCode::Busy
-            }
-            Self::NoSpace { source, .. } => source.code(),
+            Self::ChangedMeanwhile { .. }
+            | Self::ChangedSince { .. }
+            | Self::DownloadInUse { .. }
+            | Self::NoMemory { .. } => ErrorCode::Busy,
+            Self::NoSpace { source, .. } | Self::CannotUndo { source, .. } => source.code(),
             Self::DeniedByPolicy { .. } => ErrorCode::DeniedByPolicy,
             Self::Internal(_) => ErrorCode::Internal,
         }
@@ -178,6 +196,22 @@ impl OpError {
             (Self::Registry(error), _) => return error.hint(),
             (Self::DeniedByPolicy { hint, .. } | Self::NoSpace { hint, .. }, _) => return Some(hint.clone()),
             (Self::Signature { hint, .. }, _) => hint,
+            (Self::EarlierVersionGone { advice, .. }, _) => {
+                return Some(format!(
+                    "{advice}; `blobd undo NAME` takes back the newest change of another name"
+                ));
+            }
+            (Self::CannotUndo { source, impossible, possible }, _) => {
+                return Some(partial_undo(source.hint(), *impossible, possible));
+            }
+            (Self::NothingToUndo { name: None }, _) => {
+                "`blobd undo NAME` takes back the newest change of a name, and `blobd history NAME` shows its changes"
+            }
+            (Self::NothingToUndo { .. }, _) => "`blobd history NAME` shows what a name has meant",
+            (Self::ChangeOfAnother { .. }, _) => "ask that user or an administrator",
+            (Self::ChangedSince { .. }, _) => {
+                "`blobd history NAME` shows what a name has meant; `blobd undo NAME` takes back the newest change of a name"
+            }
             (Self::Store(_), ErrorCode::NotFound) => "`blobd ls` lists the models",
             (_, ErrorCode::NoSpace) if self.is_over_quota() => {
                 "`blobd gc`, `blobd rm` or a larger quota provides space; nothing was stored"
@@ -220,6 +254,24 @@ impl OpError {
             _ => return None,
         };
         Some(hint.to_owned())
+    }
+}
+
+/// The hint for a change of several names that cannot be taken back as a whole.
+fn partial_undo(hint: Option<String>, impossible: usize, possible: &[String]) -> String {
+    const WIDTH: usize = 60;
+    let hint = hint.map_or_else(String::new, |hint| format!("{hint}; "));
+    let refused = match impossible {
+        0 | 1 => "nothing was changed".to_owned(),
+        count => format!("{count} names cannot be changed back, and nothing was changed"),
+    };
+    match possible {
+        [] => hint + &refused,
+        [only] => format!("{hint}{refused}; `blobd undo {only}` takes back the change of that name"),
+        several => {
+            let names = one_line(several, WIDTH);
+            format!("{hint}{refused}; `blobd undo NAME` takes back the change of one name: {names}")
+        }
     }
 }
 

@@ -26,10 +26,12 @@ use crate::requester::Requester;
 mod promote;
 mod tag;
 mod undelete;
+mod undo;
 
 pub use promote::promote;
 pub use tag::{pin, rename, tag};
 pub use undelete::{trash, undelete};
+pub use undo::undo;
 
 /// The name that a model gets: the one that the user has given, or one derived from where the model comes from.
 #[derive(Clone, Debug)]
@@ -259,17 +261,24 @@ impl<'s> NameChange<'s> {
         self.record(|| ingest.commit_if(NewName::Given(name), manifest, origin, is_allowed))
     }
 
-    /// Gives a name to a model from the trash, then removes it there.
-    pub(super) fn restore(
+    /// Gives a name to a model from the trash if `is_allowed` permits it, as in [`Self::commit_if`], then removes it there.
+    pub(super) fn restore_if(
         &self,
         ingest: Ingest,
         name: &Reference,
         trashed: &TrashedModel,
+        is_allowed: impl FnOnce(Option<&Reference>) -> Result<(), OpError>,
     ) -> Result<Named, OpError> {
         self.record(|| {
-            let committed = ingest.restore(name, &trashed.manifest)?;
+            let committed = ingest.restore_if(name, &trashed.manifest, is_allowed)?;
             // Only once the tag is durable.
-            self.store.names().remove_from_trash(trashed.record)?;
+            match self.store.names().remove_from_trash(trashed.record) {
+                // Whoever repeats an undo that has succeeded takes back another change.
+                Err(error) if self.verb == Verb::Undo => {
+                    tracing::warn!("{}: restored, and also still in the trash: {error}", name.short());
+                }
+                removed => drop(removed?),
+            }
             Ok(committed)
         })
     }

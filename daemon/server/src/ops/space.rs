@@ -31,6 +31,7 @@ pub use lost_models::StoredBlobs;
 pub(super) use lost_models::{Evictions, ReportsTo, displaced};
 pub(crate) use partial::{partials, remove_partials};
 pub use remove::remove;
+pub(super) use remove::remove_name;
 pub use usage::usage;
 pub(crate) use usage::usage_in_detail;
 pub(crate) use usage_detail::detail_bytes;

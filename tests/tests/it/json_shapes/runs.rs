@@ -444,7 +444,16 @@ fn removing(session: &mut Session, sample: &Sample, root: &Path) {
     session.line("rm --keep", "7d spare");
     session.line("tag", "base spare");
     session.line("undelete", "spare --force");
+    session.line("undo", "spare");
+    session.line("undelete", "spare --force");
+    session.line("edit", "base undone --set general.name=undone");
+    session.line("undo", "");
     session.line("tag", "moe alias-2");
+    session.line("undo --dry-run", "");
+    session.line("undo", "");
+    session.line("tag", "moe alias-2");
+    session.line("rename", "alias-2 alias-3");
+    session.line("undo", "");
     session.line("rename", "alias-2 alias-3");
     session.line("rename", "alias-3 alias --force");
     for name in ["alias", "alias-3", "spare", "base"] {

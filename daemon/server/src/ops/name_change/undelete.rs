@@ -40,7 +40,8 @@ pub fn undelete(
         };
         let digest = trashed.manifest.digest();
         let ingest = change.begin_without_data(lease)?.charged_to(trashed.account).with_name_origin(origin);
-        let Named { name, effects, .. } = change.restore(ingest, &reference, &trashed)?;
+        let Named { name, effects, .. } =
+            change.restore_if(ingest, &reference, &trashed, |_present| Ok(()))?;
         Ok(Undeleted { name, digest, effects })
     })
 }
@@ -48,7 +49,7 @@ pub fn undelete(
 /// Leases everything that the model needs. A collection could otherwise read the tags before the new tag exists
 /// and the trash after the record is removed, and delete the model; an expired record protects nothing at all.
 /// The commit checks that everything still exists.
-fn leased_model(store: &Store, trashed: &TrashedModel, lease: &Lease) -> Result<Model, OpError> {
+pub(super) fn leased_model(store: &Store, trashed: &TrashedModel, lease: &Lease) -> Result<Model, OpError> {
     let (reference, manifest) = (trashed.reference.clone(), trashed.manifest.clone());
     lease.protect_all(manifest.digests());
     let mut files = Vec::new();

@@ -36,13 +36,33 @@ pub fn remove(
     if params.references.is_empty() && params.patterns.is_empty() && !is_selected {
         return Err(OpError::NothingToRemove);
     }
-    let request = Request { last_opened, requester, params };
+    let request = Request { last_opened, requester, verb: Verb::Rm, params };
     if params.dry_run {
         return plan(store, &request);
     }
     store.ledger().with_reserve(|| match params.keep_seconds {
-        Some(seconds) => move_to_trash(store, &request, Duration::from_secs(seconds)),
+        Some(seconds) => move_to_trash(store, &request, Duration::from_secs(seconds), |_| Ok(())),
         None => free(store, &request),
+    })
+}
+
+/// Removes one name for another verb than `rm`, if `check` permits it: no name changes after that. With `keep`, the model
+/// goes to the trash, until the time that is returned.
+///
+/// # Errors
+/// Those of [`remove`].
+pub(in crate::ops) fn remove_name(
+    store: &Store,
+    (requester, verb): (Requester, Verb),
+    name: &Reference,
+    keep: Option<Duration>,
+    mut check: impl FnMut() -> Result<(), OpError>,
+) -> Result<Option<String>, OpError> {
+    let params = RemoveParams { references: vec![name.clone()], ..RemoveParams::default() };
+    let request = Request { last_opened: &|_, _| None, requester, verb, params: &params };
+    store.ledger().with_reserve(|| match keep {
+        Some(keep) => Ok(move_to_trash(store, &request, keep, |_| check())?.trashed_until),
+        None => drop_names(store, &request, |_| check()).map(|_| None),
     })
 }
 
@@ -67,11 +87,17 @@ fn plan(store: &Store, request: &Request<'_>) -> Result<Removed, OpError> {
     Ok(Removed { spared, failed, dry_run: true, ..removed(report, freed_bytes) })
 }
 
-fn move_to_trash(store: &Store, request: &Request<'_>, keep: Duration) -> Result<Removed, OpError> {
+fn move_to_trash(
+    store: &Store,
+    request: &Request<'_>,
+    keep: Duration,
+    mut check: impl FnMut(&Reference) -> Result<(), OpError>,
+) -> Result<Removed, OpError> {
     // Held until the tags are removed: a collection that saw neither record nor tag would delete the models.
     let lease = store.liveness().leases().grant("rm --keep");
     let mut trashed_until = None;
     let trash = |reference: &Reference| -> Result<(), OpError> {
+        check(reference)?;
         let manifest = store.names().leased_model(reference, &lease)?.manifest;
         // Before the tag is removed: a crash in between leaves both, which is harmless.
         trashed_until = Some(rfc3339(store.names().add_to_trash(reference, &manifest, keep)?));
@@ -125,7 +151,7 @@ fn drop_names(
     request: &Request<'_>,
     mut before: impl FnMut(&Reference) -> Result<(), OpError>,
 ) -> Result<Dropped, OpError> {
-    let (params, actor) = (request.params, request.requester.doing(Verb::Rm));
+    let (params, actor) = (request.params, request.requester.doing(request.verb));
     let mut refusals = Refusals::new(params.go_on);
     let wanted = find_wanted(store, params, &mut refusals)?;
     let _tags = store.names().lock_tags();

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use blobd_client::protocol::error::FailedItem;
 use blobd_client::protocol::naming::Spared;
 use blobd_client::protocol::request::RemoveParams;
-use blobd_store::{Store, StoreError};
+use blobd_store::{Store, StoreError, Verb};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::similar_names::similar_to_pattern;
 
@@ -17,6 +17,7 @@ use crate::requester::Requester;
 pub(super) struct Request<'r> {
     pub(super) last_opened: &'r LastOpened,
     pub(super) requester: Requester,
+    pub(super) verb: Verb,
     pub(super) params: &'r RemoveParams,
 }
 
@@ -179,7 +180,7 @@ fn reason_to_keep(
     request: &Request<'_>,
     reference: &Reference,
 ) -> Result<Option<String>, OpError> {
-    let Request { last_opened, requester, params } = request;
+    let Request { last_opened, requester, params, .. } = request;
     match store.names().check_own(reference, requester.name_user()) {
         Err(StoreError::NameOfAnother { .. }) => return Ok(Some("added by another user".to_owned())),
         checked => checked?,
