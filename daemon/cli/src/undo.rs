@@ -49,10 +49,10 @@ fn render(global: &Global, undone: &Undone) -> String {
     let Undone { verb, time, user, uid, names, reversed_by, dry_run, effects } = undone;
     let is_own = rustix::process::geteuid().as_raw() == *uid;
     let user = user.clone().unwrap_or_else(|| format!("uid {uid}"));
-    let by = if is_own { String::new() } else { format!(" by {}", printable(&user)) };
+    let by = if is_own { String::new() } else { format!("{}, ", printable(&user)) };
     let when = if global.verbose { local(time) } else { relative(time) };
     let took = if *dry_run { "would take" } else { "took" };
-    let mut text = format!("{took} back `{verb}`{by}, {when}\n");
+    let mut text = format!("{took} back `{verb}` ({by}{when})\n");
     text.extend(names.iter().map(|name| line(*dry_run, name)));
     text += &lost_models::effects(effects);
     text.extend(reversed_by.iter().map(|command| format!("`{command}` reverses this\n")));

@@ -266,14 +266,14 @@ fn output_says_what_is_taken_back_and_how_that_is_reversed() {
     let text = |line: &str| daemon.command().line(line).succeeds().text();
     let planned = text("undo --dry-run");
     let expected = [
-        "would take back `import`, just now".to_owned(),
+        "would take back `import` (just now)".to_owned(),
         format!("would remove m:latest {id}; the model goes to the trash"),
         "`blobd undelete m:latest` reverses this".to_owned(),
     ];
     assert_eq!(planned.lines().collect::<Vec<_>>(), expected);
     assert!(
         text("undo").starts_with(&format!(
-            "took back `import`, just now\nremoved m:latest {id}; in the trash until "
+            "took back `import` (just now)\nremoved m:latest {id}; in the trash until "
         ))
     );
     assert!(daemon.command().line("undelete m").succeeds().text().contains("restored"));

@@ -70,6 +70,18 @@ pub(super) const SITUATIONS: &[Situation] = &[
         to_do: "`blobd ls --trash` lists the models there",
     },
     Situation {
+        did: "a removal that has freed the data",
+        command: "blobd undo",
+        run: |fixture| {
+            fixture.with_models(&["llama3"]).run(&["rm", "llama3"]);
+            fixture.run(&["undo"])
+        },
+        code: 3,
+        happened: "model llama3:latest: its earlier version",
+        why: "is no longer stored",
+        to_do: "import it again",
+    },
+    Situation {
         did: "a mistyped tensor",
         command: "blobd tensor m token_embed.weight",
         run: |fixture| fixture.with_models(&["m"]).run(&["tensor", "m", "token_embed.weight"]),
