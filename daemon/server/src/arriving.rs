@@ -25,6 +25,8 @@ pub struct Arriving(Mutex<State>);
 struct State {
     /// Whether the model has no manifest before all its files have arrived.
     is_composed: bool,
+    /// Whether readers are told nothing of the model yet: a rule may still refuse it.
+    is_hidden: bool,
     manifest: Option<Arc<Manifest>>,
     /// The files of a model without a manifest, by their numbers, with their digests as far as they are known.
     files: BTreeMap<usize, (Option<Descriptor>, Option<String>)>,
@@ -58,8 +60,10 @@ pub(crate) enum Known {
 }
 
 impl Arriving {
-    pub(crate) fn set_remote(&self, remote: &RemoteModel) {
+    /// The model is known now; with `is_hidden`, to its readers when [`Self::show`] is called.
+    pub(crate) fn set_remote(&self, remote: &RemoteModel, is_hidden: bool) {
         let mut state = lock(&self.0);
+        state.is_hidden = is_hidden;
         match remote {
             RemoteModel::Published(published) => state.manifest = Some(Arc::new(published.manifest.clone())),
             RemoteModel::Files { files, .. } => {
@@ -71,10 +75,18 @@ impl Arriving {
         }
     }
 
+    /// What has arrived of the model is given to its readers from now on.
+    pub(crate) fn show(&self) {
+        lock(&self.0).is_hidden = false;
+    }
+
     /// The files of the model and their names, without its configuration; `None` before all their digests are known. Those of
     /// files in git are known when they have arrived, and such files are small.
     pub(crate) fn listing(&self) -> Option<Vec<ListedFile>> {
         let state = lock(&self.0);
+        if state.is_hidden {
+            return None;
+        }
         if let Some(manifest) = &state.manifest {
             let files = manifest.files().zip(manifest.names()).skip(1);
             return Some(files.map(|(file, name)| (file.clone(), name.map(str::to_owned))).collect());
@@ -86,6 +98,8 @@ impl Arriving {
     pub(crate) fn known(&self) -> Known {
         let state = lock(&self.0);
         match &state.manifest {
+            // As one that is complete only when all its files are there.
+            _ if state.is_hidden => Known::Composed,
             Some(manifest) => Known::Manifest(Arc::clone(manifest)),
             None if state.is_composed => Known::Composed,
             None => Known::Nothing,

@@ -39,10 +39,7 @@ impl Site {
         let config = folder.path().join("config.toml");
         fs::write(&config, section(settings)).unwrap();
         let daemon = TestDaemon::start_at(&folder.path().join("store"), Some(&config));
-        let log = daemon.log();
-        let url = log.split("models for other machines on ").nth(1).unwrap_or_else(|| panic!("{log}"));
-        let address = url.split("//").nth(1).and_then(|url| url.split('/').next());
-        let address = address.unwrap_or_else(|| panic!("{log}")).parse().unwrap();
+        let address = address_of(&daemon);
         Self { daemon, address, folder }
     }
 
@@ -75,23 +72,11 @@ impl Site {
     fn post(&self, path: &str, media_type: &str, body: &str) -> Answer {
         let length = body.len();
         let more = format!("Content-Type: {media_type}\r\nContent-Length: {length}\r\n");
-        self.ask_with("POST", path, &more, body)
+        ask_with(self.address, ("POST", body), path, &more)
     }
 
     fn ask(&self, method: &str, path: &str, more: &str) -> Answer {
-        self.ask_with(method, path, more, "")
-    }
-
-    fn ask_with(&self, method: &str, path: &str, more: &str, body: &str) -> Answer {
-        let host =
-            if more.starts_with("Host:") { String::new() } else { format!("Host: {}\r\n", self.address) };
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        let request = format!("{method} {path} HTTP/1.1\r\n{host}{more}Connection: close\r\n\r\n{body}");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut bytes = Vec::new();
-        stream.read_to_end(&mut bytes).unwrap();
-        Answer::parse(&bytes)
+        ask(self.address, method, path, more)
     }
 
     /// The manifest of a tag, and its digest.
@@ -106,11 +91,35 @@ fn section(settings: &str) -> String {
     format!("[serve]\nlisten = \"127.0.0.1:0\"\n{settings}\n")
 }
 
+/// Where a daemon serves models.
+pub(crate) fn address_of(daemon: &TestDaemon) -> SocketAddr {
+    let log = daemon.log();
+    let url = log.split("models for other machines on ").nth(1).unwrap_or_else(|| panic!("{log}"));
+    let address = url.split("//").nth(1).and_then(|url| url.split('/').next());
+    address.unwrap_or_else(|| panic!("{log}")).parse().unwrap()
+}
+
+/// Sends a request, with further lines in its head, each with its line end.
+pub(crate) fn ask(address: SocketAddr, method: &str, path: &str, more: &str) -> Answer {
+    ask_with(address, (method, ""), path, more)
+}
+
+fn ask_with(address: SocketAddr, (method, body): (&str, &str), path: &str, more: &str) -> Answer {
+    let host = if more.starts_with("Host:") { String::new() } else { format!("Host: {address}\r\n") };
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    let request = format!("{method} {path} HTTP/1.1\r\n{host}{more}Connection: close\r\n\r\n{body}");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    Answer::parse(&bytes)
+}
+
 #[derive(Debug)]
-struct Answer {
-    status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     headers: Vec<(String, String)>,
-    body: Vec<u8>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Answer {
@@ -126,11 +135,11 @@ impl Answer {
         Self { status, headers: lines.map(header).collect(), body: bytes[end + 4..].to_vec() }
     }
 
-    fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 
-    fn json(&self) -> Json {
+    pub(crate) fn json(&self) -> Json {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 

@@ -14,6 +14,7 @@ use serde_json::{Value as Json, json};
 
 mod model_signing;
 mod policy;
+mod pull_through;
 mod saved;
 mod transport;
 

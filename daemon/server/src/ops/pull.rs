@@ -75,7 +75,7 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let signatures = Signatures::fetch(pull, reference, &remote)?;
     refuse_without_layers(pull, &remote)?;
     check_pull(pull, &reusable, reference, &remote)?;
-    pull.arriving.inspect(|arriving| arriving.set_remote(&remote));
+    pull.arriving.inspect(|arriving| arriving.set_remote(&remote, signatures.may_refuse_later()));
     let change = name_change(pull, reference).reporting_to(events);
     change.check(&target, |present| may_be(present, &remote))?;
     let ingest = change.begin(change.lease())?;
@@ -194,14 +194,17 @@ struct Incoming<'p> {
 }
 
 impl Incoming<'_> {
-    /// Receives the model. On invalid input, drops the unfinished downloads: resuming them would fail in the same way.
+    /// Receives the model. On invalid input, or if the policy refuses what has arrived, drops the downloads: resuming them would
+    /// fail in the same way.
     fn take_or_forget(
         &mut self,
         files: &[RemoteFile],
         published: Option<Manifest>,
     ) -> Result<Manifest, OpError> {
         let taken = self.take_model(files, published);
-        if taken.as_ref().is_err_and(|error| error.code() == ErrorCode::InvalidInput) {
+        let is_final =
+            |error: &OpError| matches!(error.code(), ErrorCode::InvalidInput | ErrorCode::DeniedByPolicy);
+        if taken.as_ref().is_err_and(is_final) {
             self.ingest.lease().release();
             // Only those that it was allowed to continue.
             let used = files.iter().filter_map(|file| self.reusable.download(file, self.user()).ok());
@@ -240,7 +243,11 @@ impl Incoming<'_> {
         let mut taken = BTreeMap::new();
         for wave in self.signatures.waves(files) {
             self.take_wave(files, wave, &mut taken)?;
+            let was_hidden = self.signatures.may_refuse_later();
             self.signatures.check_received(&self.ingest, &taken)?;
+            if was_hidden {
+                self.show_arrived(taken.iter().map(|(number, file)| (*number, file)))?;
+            }
         }
         Ok(NewModel::new(self.reference.short(), taken.into_values().collect()))
     }
@@ -255,13 +262,24 @@ impl Incoming<'_> {
             left.remove(&number);
             let Some(file) = files.get(number) else { continue };
             let new = self.take(file)?;
-            if let Some(arriving) = self.pull.arriving {
-                // Its readers find it in the store.
-                self.ingest.publish()?;
-                arriving.set_complete(number, &new.descriptor);
-            }
+            self.show_arrived([(number, &new)])?;
             taken.insert(number, new);
         }
+        Ok(())
+    }
+
+    /// Gives the files that have arrived to those who read the model before its pull has ended, unless it may still be refused.
+    fn show_arrived<'f>(
+        &mut self,
+        files: impl IntoIterator<Item = (usize, &'f NewFile)>,
+    ) -> Result<(), OpError> {
+        let Some(arriving) = self.pull.arriving.filter(|_| !self.signatures.may_refuse_later()) else {
+            return Ok(());
+        };
+        // Their readers find them in the store.
+        self.ingest.publish()?;
+        files.into_iter().for_each(|(number, file)| arriving.set_complete(number, &file.descriptor));
+        arriving.show();
         Ok(())
     }
 

@@ -126,14 +126,21 @@ pub(super) struct KnownFiles<'k> {
     pub(super) is_all: bool,
 }
 
-/// What is wrong with the signatures of such a model; `None` if nothing is. `archive` finds the files in an archive, if they are
-/// known.
-pub(super) fn flaw_of_known<'b>(
+/// What comparing such a model with its signatures says.
+pub(super) struct Compared {
+    /// What is wrong; `None` if nothing is.
+    pub(super) flaw: Option<String>,
+    /// Whether all of its files were compared, also those in archives.
+    pub(super) is_all: bool,
+}
+
+/// Compares such a model with its signatures. `archive` finds the files in an archive, if they are known.
+pub(super) fn compare_known<'b>(
     rule: &TrustRule,
     known: KnownFiles<'_>,
     bundles: impl IntoIterator<Item = &'b Bundle>,
     archive: impl Fn(&Descriptor) -> Result<Option<StoredFile>, OpError>,
-) -> Result<Option<String>, OpError> {
+) -> Result<Compared, OpError> {
     let KnownFiles { name, files: listed, mut is_all } = known;
     let mut files = Vec::new();
     for (file, name) in listed {
@@ -146,19 +153,22 @@ pub(super) fn flaw_of_known<'b>(
     let files = SignableFiles::new(name, files);
     let check = |bundle: &Bundle| files.check(bundle, &rule.keys, rule.partial || !is_all);
     let best = bundles.into_iter().map(check).max_by_key(|checked| checked.state);
-    Ok(flaw_of(&rule.keys, best))
+    Ok(Compared { flaw: flaw_of(&rule.keys, best), is_all })
 }
 
-/// An archive whose files are known: it is stored, or has just arrived.
+/// An archive whose files are known: it is stored, or has `arrived` in this ingest.
 pub(super) fn known_archive(
     store: &Store,
     file: &Descriptor,
-    ingest: Option<&Ingest>,
+    arrived: Option<&Ingest>,
 ) -> Result<Option<StoredFile>, OpError> {
-    if let Some(recipe) = ingest.and_then(|ingest| ingest.added_recipe(file.digest)) {
+    if let Some(recipe) = arrived.and_then(|ingest| ingest.added_recipe(file.digest)) {
         return Ok(Some(StoredFile { descriptor: file.clone(), recipe: Some(Arc::new(recipe.clone())) }));
     }
-    Ok(store.content().stored_file_now(file)?)
+    let Some(stored) = store.content().stored_file_now(file)? else { return Ok(None) };
+    // Without a recipe, it is one blob, or not there at all.
+    let is_known = stored.recipe.is_some() || arrived.is_some() || store.content().has_file(file)?;
+    Ok(Some(stored).filter(|_| is_known))
 }
 
 /// What is wrong with the best signature of a model; `None` if nothing is.

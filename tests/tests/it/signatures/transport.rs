@@ -1,8 +1,5 @@
 //! Signatures on their way: pushed beside models, fetched and checked by a pull before a layer moves, and served.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
-
 use blobd_store_format::artifact::Referrers;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
@@ -12,12 +9,13 @@ use blobd_tests::registry::{FakeRegistry, Fault};
 
 use super::policy::Site;
 use super::*;
+use crate::serve::{address_of, ask};
 
 /// All models must be signed by the key `site`.
 pub(super) const ALL: &str = "[[trust]]\npattern = \"*\"\nkeys = {site}\nmode = \"enforce\"\n";
 
 /// A registry that lists what refers to a manifest, or leaves that to a tag.
-fn registry(lists_referrers: bool) -> FakeRegistry {
+pub(super) fn registry(lists_referrers: bool) -> FakeRegistry {
     let registry = FakeRegistry::start().unwrap();
     if lists_referrers {
         registry.list_referrers();
@@ -26,7 +24,7 @@ fn registry(lists_referrers: bool) -> FakeRegistry {
 }
 
 /// Adds a signature as another program would.
-fn add_signature(registry: &FakeRegistry, repository: &str, model: &Manifest, bundle: &[u8]) {
+pub(super) fn add_signature(registry: &FakeRegistry, repository: &str, model: &Manifest, bundle: &[u8]) {
     let layer = Descriptor {
         media_type: MediaType::new(Bundle::MEDIA_TYPE),
         digest: registry.add_blob(bundle),
@@ -67,7 +65,7 @@ pub(super) fn bundle_of(site: &Site, name: &str, key: &KeyFiles) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-fn manifest_at(registry: &FakeRegistry, repository: &str, tag: &str) -> Manifest {
+pub(super) fn manifest_at(registry: &FakeRegistry, repository: &str, tag: &str) -> Manifest {
     let raw = registry.manifest(&format!("/v2/{repository}/manifests/{tag}"));
     Manifest::parse(raw.expect("it was pushed")).unwrap()
 }
@@ -320,24 +318,15 @@ fn served_model_has_its_signatures_as_artifacts_and_in_a_file() {
     let site = Site::start(&format!("{ALL}[serve]\nlisten = \"127.0.0.1:0\"\nhub = true\n"));
     site.import(1, "org/m:1");
     site.import(2, "org/unsigned:1");
-    let log = site.daemon.log();
-    let url = log.split("models for other machines on ").nth(1).unwrap();
-    let address = url.split("//").nth(1).and_then(|url| url.split('/').next()).unwrap().to_owned();
+    let address = address_of(&site.daemon);
     let bundle = bundle_of(&site, "org/m:1", &site.site);
     let next = Site::start(ALL);
     next.daemon.command().run(["pull", &format!("http://{address}/org/m:1")]).succeeds();
     assert_eq!(state(&next.daemon.command(), &format!("http://{address}/org/m:1"), &[]).0, "signed");
     // What is not signed is not shown.
     next.daemon.command().run(["pull", &format!("http://{address}/org/unsigned:1")]).exits_with(3);
-    let get = |path: &str| {
-        let mut stream = TcpStream::connect(&address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer.split_once("\r\n\r\n").unwrap().1.to_owned()
-    };
-    assert_eq!(get("/org/m/resolve/main/model.sig"), bundle);
-    let tree: Json = serde_json::from_str(&get("/api/models/org/m/tree/main?recursive=true")).unwrap();
+    assert_eq!(ask(address, "GET", "/org/m/resolve/main/model.sig", "").body, bundle.as_bytes());
+    let tree = ask(address, "GET", "/api/models/org/m/tree/main?recursive=true", "").json();
     let signature = tree.as_array().unwrap().iter().find(|file| file["path"] == "model.sig").unwrap();
     assert_eq!(signature["lfs"]["oid"], Digest::of(bundle.as_bytes()).to_hex());
     assert_eq!(tree.as_array().unwrap().len(), 2, "{tree}");

@@ -52,7 +52,7 @@ impl<'p> Signatures<'p> {
         let files = layers.map(|(file, name)| (file.clone(), name.map(str::to_owned))).collect();
         let known = KnownFiles { name: self.name, files, is_all: true };
         let archive = |file: &Descriptor| trust::known_archive(self.store, file, ingest);
-        match trust::flaw_of_known(applied.rule, known, &self.bundles, archive)? {
+        match trust::compare_known(applied.rule, known, &self.bundles, archive)?.flaw {
             Some(flaw) if applied.rule.mode == TrustMode::Enforce => Err(OpError::DeniedByPolicy {
                 message: format!("model {}: {flaw}", self.name.short()),
                 hint: format!(

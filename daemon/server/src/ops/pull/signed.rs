@@ -20,7 +20,7 @@ use blobd_store_format::source::PullSource;
 use super::source::{Pull, reporting_silence, unwanted};
 use crate::ops::new_model::NewFile;
 use crate::ops::signable_files::SignableFiles;
-use crate::ops::trust::KnownFiles;
+use crate::ops::trust::{Compared, KnownFiles};
 use crate::ops::{OpError, signatures, trust};
 use crate::trust::{AppliedRule, TrustMode};
 
@@ -38,6 +38,8 @@ struct Demand<'p> {
     files: Vec<ListedFile>,
     /// What is wrong, if the rule only warns of it.
     flaw: Option<String>,
+    /// Whether all files were compared with the signatures.
+    has_compared_all: bool,
 }
 
 /// A file of the model as its server lists it.
@@ -47,6 +49,9 @@ struct ListedFile {
     size: u64,
     digest: Option<Digest>,
 }
+
+/// The files that have arrived, by their numbers.
+type Arrived<'a> = (&'a Ingest, &'a BTreeMap<usize, NewFile>);
 
 impl<'p> Signatures<'p> {
     /// Fetches the signatures of a model if a rule applies to it.
@@ -59,9 +64,9 @@ impl<'p> Signatures<'p> {
             return Ok(Self { pull, name, demand: None });
         };
         let fetched = FetchedSignatures { bundles: stored(pull, name, remote)?, ..Default::default() };
-        let mut demand = Demand { applied, fetched, files: listed(remote), flaw: None };
-        let flaw = demand.flaw(pull, name, None)?;
-        if flaw.is_some() {
+        let mut demand =
+            Demand { applied, fetched, files: listed(remote), flaw: None, has_compared_all: false };
+        if demand.compare(pull, name, None)?.flaw.is_some() {
             pull.send(PullProgress::working("fetching the signatures", Phase::Resolving));
             match ask(pull, remote)? {
                 Ok(fetched) => demand.fetched = fetched,
@@ -83,6 +88,13 @@ impl<'p> Signatures<'p> {
         [first, rest]
     }
 
+    /// Whether files are still to be compared: their digests are not known yet, or they are in an archive.
+    pub(super) fn may_refuse_later(&self) -> bool {
+        self.demand
+            .as_ref()
+            .is_some_and(|demand| demand.applied.rule.mode == TrustMode::Enforce && !demand.has_compared_all)
+    }
+
     /// Notes the files that have arrived, by their numbers.
     ///
     /// # Errors
@@ -99,12 +111,13 @@ impl<'p> Signatures<'p> {
                 listed.digest = Some(file.descriptor.digest);
             }
         }
-        self.check(Some(ingest))
+        self.check(Some((ingest, received)))
     }
 
-    fn check(&mut self, ingest: Option<&Ingest>) -> Result<(), OpError> {
+    fn check(&mut self, arrived: Option<Arrived<'_>>) -> Result<(), OpError> {
         let Some(demand) = &mut self.demand else { return Ok(()) };
-        demand.flaw = demand.flaw(self.pull, self.name, ingest)?;
+        let Compared { flaw, is_all } = demand.compare(self.pull, self.name, arrived)?;
+        (demand.flaw, demand.has_compared_all) = (flaw, is_all);
         match &demand.flaw {
             Some(flaw) if demand.applied.rule.mode == TrustMode::Enforce => Err(OpError::DeniedByPolicy {
                 message: format!("model {}: {flaw}", self.name.short()),
@@ -127,25 +140,32 @@ impl<'p> Signatures<'p> {
 }
 
 impl Demand<'_> {
-    /// What is wrong with the signatures, as far as the files are known.
-    fn flaw(
+    /// Compares the files with the signatures, as far as they are known.
+    fn compare(
         &self,
         pull: Pull<'_>,
         name: &Reference,
-        ingest: Option<&Ingest>,
-    ) -> Result<Option<String>, OpError> {
+        arrived: Option<Arrived<'_>>,
+    ) -> Result<Compared, OpError> {
         let known = self.files.iter().filter_map(|file| {
             let media_type = file.media_type.clone();
             Some((Descriptor { media_type, digest: file.digest?, size: file.size }, file.name.clone()))
         });
         let is_all = self.files.iter().all(|file| file.digest.is_some());
         let known = KnownFiles { name, files: known.collect(), is_all };
-        let archive = |file: &Descriptor| trust::known_archive(pull.store, file, ingest);
-        let flaw = trust::flaw_of_known(self.applied.rule, known, &self.fetched.bundles, archive)?;
-        Ok(match (flaw, &self.fetched.unusable) {
+        let archive = |file: &Descriptor| {
+            let has_arrived = |files: &BTreeMap<usize, NewFile>| {
+                files.values().any(|arrived| arrived.descriptor.digest == file.digest)
+            };
+            let ingest = arrived.filter(|(_, files)| has_arrived(files)).map(|(ingest, _)| ingest);
+            trust::known_archive(pull.store, file, ingest)
+        };
+        let compared = trust::compare_known(self.applied.rule, known, &self.fetched.bundles, archive)?;
+        let flaw = match (compared.flaw, &self.fetched.unusable) {
             (Some(flaw), Some(reason)) => Some(format!("{flaw}; {reason}")),
             (flaw, _) => flaw,
-        })
+        };
+        Ok(Compared { flaw, ..compared })
     }
 }
 
