@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
+use blobd_client::protocol::naming::UndoParams;
 use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
 use blobd_server::ops;
 use blobd_store::{Durability, StoreOptions};
@@ -347,6 +348,49 @@ fn undo_of_a_replacement_fails_cleanly_at_every_call() {
     const BEFORE: &[Step] =
         &[Step::Import { file: SIBLING, name: NAME }, Step::Import { file: STRANGER, name: NAME }];
     Sweep::of(BEFORE, Step::Undo { name: NAME, earlier: Some(SIBLING) }).run();
+}
+
+/// The new name is removed after the old one is durable. What a fault leaves of that, the next undo does.
+#[test]
+fn undo_of_a_renaming_is_completed_by_the_next_undo() {
+    let mut faults = 0;
+    loop {
+        let test_store = TestStore::new(Durability::Auto, Step::Collect);
+        Step::Import { file: SIBLING, name: NAME }.take(&test_store.verbs.store).unwrap();
+        test_store.verbs.rename(NAMES[NAME], NAMES[OTHER], false).unwrap();
+        test_store.disk.arm(Fault { after: faults, only: None, errno: Errno::IO, stays: false });
+        let undone = undo_newest(&test_store.verbs);
+        let failed = test_store.disk.disarm();
+        if failed.is_empty() {
+            undone.unwrap();
+            break;
+        }
+        faults += 1;
+        let TestStore { folder, verbs, .. } = test_store;
+        drop(verbs);
+        let verbs = InProcess::open(&folder.path().join("store"));
+        let is_done = |verbs: &InProcess| {
+            let state = StoreState::observe(&verbs.store);
+            let [old, new] = [NAME, OTHER].map(|name| state.get(Key::Tag(name)));
+            assert!(old == SIBLING + 1 || new == SIBLING + 1, "{failed:?}: the model has no name");
+            old == SIBLING + 1 && new == 0
+        };
+        if undone.is_ok() || is_done(&verbs) {
+            assert!(is_done(&verbs), "{failed:?}");
+        } else {
+            undo_newest(&verbs).unwrap_or_else(|error| panic!("{failed:?}: {error}"));
+            assert!(is_done(&verbs), "{failed:?}");
+        }
+        check_invariants(&verbs);
+        check_collection(&verbs);
+    }
+    assert!(faults > 10, "{faults}");
+}
+
+fn undo_newest(verbs: &InProcess) -> Result<(), ErrorBody> {
+    let (requester, policy) = (ops::Requester::own(), ops::CallerPolicy::default());
+    let undone = ops::undo(&verbs.store, requester, &policy, &UndoParams::default());
+    undone.map(drop).map_err(|error| error.body())
 }
 
 #[test]

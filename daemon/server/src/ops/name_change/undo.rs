@@ -2,8 +2,8 @@
 //!
 //! The histories of the names say what was changed. A plan says what gives each name its earlier meaning, or why that is
 //! not possible: then nothing is changed. Each name is changed back by an operation that other verbs have too, and the
-//! history has a record of it. After a crash in between, what was not taken back yet still stands, and the next undo does
-//! the rest.
+//! history has a record of it. After a crash in between, what was not taken back yet still stands, and the next undo without
+//! a name does the rest. Only the model that a renaming had replaced may be left in the trash then.
 
 use std::sync::Arc;
 
