@@ -16,10 +16,11 @@ use blobd_store_format::delta::{Delta, HeaderPatch, patch};
 use blobd_store_format::descriptor::{Compression, Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::gguf::{ByteOrder, GgmlType, GgufError, GgufWriter, Header, Value};
+use blobd_store_format::index::{LayoutModel, LayoutSignature, ManifestIndex};
 use blobd_store_format::inventory::Inventory;
 use blobd_store_format::manifest::Manifest;
 use blobd_store_format::recipe::{Member, Piece, Recipe, seal};
-use blobd_store_format::signature::{Bundle, SignedFile, Statement};
+use blobd_store_format::signature::{Bundle, SignatureArtifact, SignedFile, Statement};
 use blobd_store_format::split::{SplitPlan, Splitter, Target};
 use blobd_store_format::tensor::TensorFormat;
 use blobd_store_format::tensor_index::TensorIndex;
@@ -222,7 +223,19 @@ fn write_signatures() -> Result<()> {
     let payload = statement.and_then(|statement| statement.to_json())?;
     let bundle = Bundle::compose("0a1b2c", &payload, b"signature")?;
     write("signature", "bundle", bundle.text().as_bytes())?;
-    write("signature", "statement", &payload)
+    write("signature", "statement", &payload)?;
+    let manifest = |content: &[u8]| Descriptor {
+        media_type: MediaType::new(MediaType::OCI_MANIFEST),
+        digest: Digest::of(content),
+        size: content.len() as u64,
+    };
+    let artifact = SignatureArtifact::compose(&manifest(b"model"), &bundle)?;
+    write("signature_artifact", "artifact", &artifact)?;
+    let name = Some("registry.example/team/m:1".to_owned());
+    let models = [LayoutModel { manifest: manifest(b"model"), name, ref_name: Some("1".to_owned()) }];
+    let bundle = Some(Digest::of(bundle.text().as_bytes()));
+    let signatures = [LayoutSignature { manifest: manifest(&artifact), bundle }];
+    write("signature_artifact", "index", &ManifestIndex::compose_layout(&models, &signatures)?)
 }
 
 fn write_tensor_indexes() -> Result<()> {

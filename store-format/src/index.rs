@@ -106,7 +106,7 @@ impl ManifestIndex {
                 "digest": digest,
                 "size": size,
                 "artifactType": Bundle::MEDIA_TYPE,
-                "annotations": { LayoutSignature::BUNDLE: bundle },
+                "annotations": bundle.map(|digest| (LayoutSignature::BUNDLE, digest)).into_iter().collect::<BTreeMap<_, _>>(),
             })
         };
         let manifests: Vec<_> = models.iter().map(entry).chain(signatures.iter().map(signature)).collect();
@@ -286,6 +286,9 @@ impl RawEntry {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
     use serde_json::{Value as Json, json};
 
     use super::*;
@@ -349,6 +352,30 @@ mod tests {
         assert_eq!(ManifestIndex::parse_layout(without.as_bytes()).unwrap(), expected);
         let many = vec![model("a", None); MAX_ENTRIES + 1];
         assert!(matches!(ManifestIndex::compose_layout(&many, &[]), Err(IndexError::TooMany { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn any_names_and_signatures_are_read_as_they_were_composed(
+            models in vec((any::<u64>(), option::of(".*"), option::of(".*")), 0..4),
+            signatures in vec((any::<u64>(), option::of(any::<u64>())), 0..4),
+        ) {
+            let digest = |seed: u64| Digest::of(&seed.to_le_bytes());
+            let manifest = |seed: u64| Descriptor {
+                media_type: MediaType::new(MediaType::OCI_MANIFEST),
+                digest: digest(seed),
+                size: seed % Manifest::MAX_BYTES,
+            };
+            let model = |(seed, name, ref_name)| LayoutModel { manifest: manifest(seed), name, ref_name };
+            let models: Vec<_> = models.into_iter().map(model).collect();
+            let signature = |(seed, bundle): (u64, Option<u64>)| LayoutSignature {
+                manifest: manifest(seed),
+                bundle: bundle.map(digest),
+            };
+            let signatures: Vec<_> = signatures.into_iter().map(signature).collect();
+            let raw = ManifestIndex::compose_layout(&models, &signatures).unwrap();
+            prop_assert_eq!(ManifestIndex::parse_layout(&raw).unwrap(), (models, signatures));
+        }
     }
 
     #[test]

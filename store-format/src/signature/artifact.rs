@@ -66,6 +66,10 @@ impl SignatureArtifact {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::Index;
+
     use super::*;
     use crate::manifest::Manifest;
     use crate::signature::SignedFile;
@@ -74,6 +78,26 @@ mod tests {
         let file = SignedFile { path: "a".to_owned(), digest: Digest::of(b"a") };
         let payload = Statement::new("m", vec![file]).unwrap().to_json().unwrap();
         Bundle::compose("k", &payload, b"signed").unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn changed_artifact_is_refused_or_names_one_bundle_of_its_model(
+            place in any::<Index>(),
+            removed in 0_usize..20,
+            added in vec(any::<u8>(), 0..20),
+        ) {
+            let media_type = MediaType::new(MediaType::OCI_MANIFEST);
+            let subject = Descriptor { media_type, digest: Digest::of(b"model"), size: 5 };
+            let mut raw = SignatureArtifact::compose(&subject, &bundle()).unwrap();
+            let begin = place.index(raw.len());
+            let end = (begin + removed).min(raw.len());
+            raw.splice(begin..end, added);
+            if let Ok(artifact) = SignatureArtifact::parse(&raw, subject.digest) {
+                prop_assert_eq!(artifact.bundle().media_type.as_str(), Bundle::MEDIA_TYPE);
+                prop_assert!(SignatureArtifact::parse(&raw, Digest::of(b"other")).is_err());
+            }
+        }
     }
 
     #[test]
