@@ -314,6 +314,39 @@ fn model_of_a_hub_is_compared_with_its_signature_before_its_weights_move() {
 }
 
 #[test]
+fn template_that_the_hubs_registry_adds_is_not_signed_and_the_file_at_its_address_is_pulled_without_it() {
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+    let hub = FakeRegistry::start().unwrap();
+    let publisher = Site::start("");
+    let weights = ModelFile::dense(1).bytes();
+    let folder = publisher.daemon.scratch().join("x");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("x-Q8_0.gguf"), &weights).unwrap();
+    fs::write(folder.join("config.json"), "{}").unwrap();
+    publisher.daemon.command().run(["import", text(&folder), "--name", "x"]).succeeds();
+    let signature = bundle_of(&publisher, "x", &publisher.site);
+    let files: [(&str, &[u8]); 3] =
+        [("config.json", b"{}"), ("model.sig", signature.as_bytes()), ("x-Q8_0.gguf", &weights)];
+    hub.add_folder("me/x-GGUF", COMMIT, &files);
+    hub.add_page("/me/x-GGUF/resolve/main/model.sig", signature.as_bytes(), &[]);
+    let layers: [(&str, &[u8]); 2] = [
+        ("application/vnd.ollama.image.model", &weights),
+        ("application/vnd.ollama.image.template", b"{{ .Prompt }}"),
+    ];
+    hub.add_model("me/x-GGUF:Q8_0", b"{}", &layers).unwrap();
+    // It has the weights only.
+    let rules = ALL.replace("mode =", "partial = true\nmode =");
+    let site = Site::start(&format!("{rules}[mirrors]\n\"hf.co\" = \"{}\"\n", hub.url()));
+    let error = site.daemon.command().line("pull hf.co/me/x-GGUF:Q8_0 --json").exits_with(7).error();
+    assert!(error.to_string().contains("wrong signature: file "), "{error}");
+    let digest = Digest::of(&weights).to_string();
+    assert!(!hub.requests().iter().any(|request| request.path.contains(&digest)), "{:?}", hub.requests());
+    assert_nothing_stored(&site);
+    site.daemon.command().line("pull hf.co/me/x-GGUF/blob/main/x-Q8_0.gguf").succeeds();
+    assert_eq!(site.refusal("hf.co/me/x-GGUF:Q8_0"), None);
+}
+
+#[test]
 fn served_model_has_its_signatures_as_artifacts_and_in_a_file() {
     let site = Site::start(&format!("{ALL}[serve]\nlisten = \"127.0.0.1:0\"\nhub = true\n"));
     site.import(1, "org/m:1");
