@@ -12,17 +12,14 @@ use blobd_store_format::model_file::{has_other_weights, layer_type};
 use blobd_store_format::reference::Reference;
 use blobd_store_format::repository::{Choice, Refusal, RepositoryFiles, Wanted};
 use blobd_store_format::source::{Components, Draft, HubFile, Projector};
-use percent_encoding::{AsciiSet, utf8_percent_encode};
 
 use super::RegistryClient;
 use super::error::{FailureKind, RegistryError, Result};
-use super::huggingface::{Listed, address};
+use super::huggingface::{HubListing, address};
 use super::listing::TreeFile;
 use super::manifest::nearest;
-use super::origin::ESCAPED;
 use super::remote::{Chosen, ChosenFile, PublishedModel, RemoteFile, RemoteModel};
 use super::server_reason::ServerReason;
-use super::web_file::WebFile;
 
 impl RegistryClient {
     /// The model that a file belongs to: the file, its other shards and its components.
@@ -148,7 +145,7 @@ fn has_no_list(error: &RegistryError) -> bool {
         || matches!(error.main(), RegistryError::Status { status: 400..=499 | 501, .. })
 }
 
-fn choose(listed: &Listed, wanted: Wanted<'_>, components: &Components) -> Result<Choice, Refusal> {
+fn choose(listed: &HubListing, wanted: Wanted<'_>, components: &Components) -> Result<Choice, Refusal> {
     let files = RepositoryFiles::new(listed.files.iter().map(|file| file.path.as_str()));
     files.choose(wanted, components)
 }
@@ -165,7 +162,7 @@ const MODEL: &str = "model";
 struct Hub<'h> {
     client: &'h RegistryClient,
     repository: &'h str,
-    listed: &'h Listed,
+    listed: &'h HubListing,
 }
 
 impl Hub<'_> {
@@ -270,16 +267,7 @@ impl Hub<'_> {
     }
 
     fn remote_as(&self, file: &TreeFile, media_type: &str, name: &str) -> Result<RemoteFile> {
-        if let Some(fault) = &file.fault {
-            let what = format!("list of files refused: {}: {fault}", file.path);
-            return Err(RegistryError::unusable(address(self.repository), what));
-        }
-        let servers = self.client.shared.mirrors.for_hub()?;
-        let (repository, commit) = (self.repository, &self.listed.commit);
-        let path = format!("/{repository}/resolve/{commit}/{}", encoded(&file.path));
-        let address = format!("{}/{}", address(repository), file.path);
-        let web = WebFile::new(&servers, path, repository, address).of_hub();
-        Ok(RemoteFile::web(web, media_type, name, file.size, file.digest).with_git_id(file.git_id))
+        self.client.remote_of_hub((self.repository, &self.listed.commit), file, media_type, name)
     }
 }
 
@@ -297,7 +285,7 @@ fn refused(
     refusal: Refusal,
     repository: &str,
     (subject, wanted): (&str, &str),
-    listed: &Listed,
+    listed: &HubListing,
     reason: ServerReason,
 ) -> RegistryError {
     let (subject, host) = (subject.to_owned(), HubFile::HOST.to_owned());
@@ -335,7 +323,7 @@ fn refused(
 }
 
 /// Explains the registry's refusal when the repository has no model file in a known format.
-fn no_model(error: RegistryError, repository: &str, listed: &Listed) -> RegistryError {
+fn no_model(error: RegistryError, repository: &str, listed: &HubListing) -> RegistryError {
     let address = address(repository);
     let mut others =
         listed.files.iter().map(|file| file.path.as_str()).filter(|path| has_other_weights(path));
@@ -350,9 +338,4 @@ fn no_model(error: RegistryError, repository: &str, listed: &Listed) -> Registry
 
 fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
-}
-
-fn encoded(path: &str) -> String {
-    const PATH: &AsciiSet = &ESCAPED.remove(b'/');
-    utf8_percent_encode(path, PATH).to_string()
 }

@@ -3,45 +3,101 @@
 //! Hugging Face's registry API omits sharded models and files without a quantisation in their names; this API lists all
 //! files.
 
+use blobd_store_format::digest::Digest;
+use blobd_store_format::git_id::GitId;
 use blobd_store_format::source::HubFile;
 use blobd_store_format::tensor::TensorFormat;
 use hyper::HeaderMap;
 use hyper::header::LINK;
+use percent_encoding::{AsciiSet, utf8_percent_encode};
 
 use super::RegistryClient;
 use super::error::{RegistryError, Result};
 use super::listing::{TreeFile, is_commit, parse_refs, parse_tree};
 use super::mirrors::first_of;
-use super::origin::Registry;
+use super::origin::{ESCAPED, Registry};
+use super::remote::RemoteFile;
 use super::request::{Response, Target, resolve_location};
 use super::server_reason::ServerReason;
+use super::web_file::WebFile;
 
 /// The files of a repository at one commit.
-pub(super) struct Listed {
-    pub(super) commit: String,
-    pub(super) files: Vec<TreeFile>,
+#[derive(Clone, Debug)]
+pub struct HubListing {
+    pub commit: String,
+    pub files: Vec<TreeFile>,
 }
 
-impl Listed {
+impl HubListing {
     /// The files of weights, of formats that are split.
     pub(super) fn weights(&self) -> impl Iterator<Item = &TreeFile> {
         self.files.iter().filter(|file| file.format().is_some())
     }
 
-    pub(super) fn gguf(&self) -> impl Iterator<Item = &TreeFile> {
+    pub fn gguf(&self) -> impl Iterator<Item = &TreeFile> {
         self.files.iter().filter(|file| file.format() == Some(TensorFormat::Gguf))
     }
 }
 
 impl RegistryClient {
     /// Lists the files of a repository at the commit to which a branch, tag or commit ID resolves.
-    pub(super) async fn list(&self, repository: &str, revision: &str) -> Result<Listed> {
+    pub async fn list(&self, repository: &str, revision: &str) -> Result<HubListing> {
         let servers = &self.shared.mirrors.for_hub()?;
         let list = |server| async move {
             let api = Api { client: self, server, repository, address: address(repository) };
             api.list(revision).await
         };
         self.retried(|| first_of(servers, HubFile::API_HOST, list)).await
+    }
+}
+
+impl RegistryClient {
+    /// A file of a repository, at the commit that was listed.
+    pub(super) fn remote_of_hub(
+        &self,
+        (repository, commit): (&str, &str),
+        file: &TreeFile,
+        media_type: &str,
+        name: &str,
+    ) -> Result<RemoteFile> {
+        if let Some(fault) = &file.fault {
+            let what = format!("list of files refused: {}: {fault}", file.path);
+            return Err(RegistryError::unusable(address(repository), what));
+        }
+        let servers = self.shared.mirrors.for_hub()?;
+        let path = format!("/{repository}/resolve/{commit}/{}", encoded(&file.path));
+        let web = WebFile::new(&servers, path, repository, format!("{}/{}", address(repository), file.path));
+        let file_of_hub = RemoteFile::web(web.of_hub(), media_type, name, file.size, file.digest);
+        Ok(file_of_hub.with_git_id(file.git_id))
+    }
+
+    /// The content of a small file of a repository, compared with its digest or its name in git.
+    pub async fn small_hub_file(
+        &self,
+        (repository, commit): (&str, &str),
+        file: &TreeFile,
+        max_bytes: u64,
+    ) -> Result<Vec<u8>> {
+        let refused =
+            |what: &str| RegistryError::unusable(address(repository), format!("{}: {what}", file.path));
+        if file.size > max_bytes {
+            return Err(refused(&format!("{} bytes are more than the limit of {max_bytes}", file.size)));
+        }
+        let remote =
+            self.remote_of_hub((repository, commit), file, "application/octet-stream", &file.path)?;
+        let (mut stream, mut content) = (self.open(&remote).await?, Vec::new());
+        while let Some(bytes) = stream.next().await? {
+            content.extend_from_slice(&bytes);
+            if content.len() as u64 > max_bytes {
+                return Err(refused("is longer than its list of files says"));
+            }
+        }
+        let is_right = match (file.digest, file.git_id) {
+            (Some(digest), _) => Digest::of(&content) == digest,
+            (None, Some(id)) => GitId::of(&content) == id,
+            (None, None) => content.len() as u64 == file.size,
+        };
+        if is_right { Ok(content) } else { Err(refused("has other content than its list of files says")) }
     }
 }
 
@@ -53,7 +109,7 @@ struct Api<'a> {
 }
 
 impl Api<'_> {
-    async fn list(&self, revision: &str) -> Result<Listed> {
+    async fn list(&self, revision: &str) -> Result<HubListing> {
         let commit = self.commit(revision).await?;
         let path = format!("{API_PATH}{}/tree/{commit}?recursive=true", self.repository);
         let mut target = self.target(&path)?;
@@ -64,7 +120,7 @@ impl Api<'_> {
             let (host, page) = self.document(response).await?;
             files.extend(parse_tree(&page).map_err(|what| list_refused(host, &what))?);
             match next {
-                None => return Ok(Listed { commit, files }),
+                None => return Ok(HubListing { commit, files }),
                 // The same credentials are sent again, but only to this server.
                 Some(next) => target = self.target(&next)?,
             }
@@ -134,6 +190,11 @@ const API_PATH: &str = "/api/models/";
 const MAX_PAGE_BYTES: u64 = 4 << 20;
 /// A page lists a thousand files.
 const MAX_PAGES: usize = 16;
+
+fn encoded(path: &str) -> String {
+    const PATH: &AsciiSet = &ESCAPED.remove(b'/');
+    utf8_percent_encode(path, PATH).to_string()
+}
 
 /// The name of a repository in messages.
 pub(super) fn address(repository: &str) -> String {

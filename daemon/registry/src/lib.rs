@@ -97,6 +97,8 @@ use self::credentials::CredentialPolicy;
 pub use self::decoder::Decoder;
 use self::error::Result;
 pub use self::error::{Advice, FailureKind, RegistryError};
+pub use self::huggingface::HubListing;
+pub use self::listing::TreeFile;
 use self::mirrors::Mirrors;
 use self::peers::Peers;
 use self::policy::Limits;

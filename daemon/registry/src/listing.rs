@@ -14,16 +14,17 @@ use blobd_store_format::tensor::TensorFormat;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+/// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TreeFile {
-    pub(super) path: String,
-    pub(super) size: u64,
+pub struct TreeFile {
+    pub path: String,
+    pub size: u64,
     /// The content's digest; absent for a small file that is stored in git itself.
-    pub(super) digest: Option<Digest>,
+    pub digest: Option<Digest>,
     /// Git's ID of the content; only for a file without a digest.
-    pub(super) git_id: Option<GitId>,
+    pub git_id: Option<GitId>,
     /// What is wrong with its entry. The file is not left out of a model in silence: it is refused when it is chosen.
-    pub(super) fault: Option<String>,
+    pub fault: Option<String>,
 }
 
 impl TreeFile {

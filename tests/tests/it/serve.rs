@@ -3,6 +3,7 @@
 mod clients;
 mod hub;
 mod hub_clients;
+mod hub_pull_through;
 mod peers;
 mod pull_through;
 mod registry;

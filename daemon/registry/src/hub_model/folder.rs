@@ -11,7 +11,7 @@ use blobd_store_format::source::{Components, HubFile};
 
 use super::Hub;
 use crate::error::{RegistryError, Result};
-use crate::huggingface::{Listed, address};
+use crate::huggingface::{HubListing, address};
 use crate::listing::TreeFile;
 use crate::remote::{Chosen, ChosenFile, RemoteFile, RemoteModel};
 
@@ -19,7 +19,7 @@ use crate::remote::{Chosen, ChosenFile, RemoteFile, RemoteModel};
 const MAX_FILES: usize = 4000;
 
 /// Which files of a repository are the model, if it is a folder.
-fn plan(listed: &Listed, components: &Components) -> Result<FolderPlan, FolderError> {
+fn plan(listed: &HubListing, components: &Components) -> Result<FolderPlan, FolderError> {
     let Components { include, exclude, .. } = components;
     let selection = Selection::new(include.iter().map(String::as_str), exclude.iter().map(String::as_str));
     let files = listed.files.iter().map(|file| FolderFile { path: file.path.clone(), size: file.size });

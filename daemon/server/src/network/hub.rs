@@ -1,10 +1,9 @@
 //! The hub's API, as far as its clients need it to download models that are stored: what a repository has, and its files.
-//! All files are announced as stored outside of git, so that their digests are those of their content. No answer mentions
-//! Xet, so clients download over HTTP.
+//! All files of stored models are announced as stored outside of git, so that their digests are those of their content. No
+//! answer mentions Xet, so clients download over HTTP.
 
 use std::collections::BTreeSet;
 
-use blobd_store_format::digest::Digest;
 use blobd_store_format::reference::Reference;
 use hyper::StatusCode;
 use hyper::header::HeaderName;
@@ -12,8 +11,8 @@ use hyper::http::request::Parts;
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Answered, parameter};
-use super::source::{ArrivingFile, Source};
-use crate::ops::{Found, HubFile, Snapshot, View};
+use super::source::Source;
+use crate::ops::{Found, HubContent, HubFile, Snapshot, View};
 use crate::state::Daemon;
 
 mod asked_paths;
@@ -36,16 +35,17 @@ pub(super) fn answer(daemon: &Daemon, view: &View, request: &Parts, path: &str) 
     Some(Asked { daemon, view, request, resource: resource(path)? }.answer())
 }
 
-/// The repository that a path asks about. `path` is decoded.
-pub(super) fn repository(path: &str) -> Option<&str> {
-    Some(resource(path)?.repository)
+/// The content of a file that is not in the snapshot of a stored model.
+pub(super) enum HubBody {
+    File(Source),
+    Document(Vec<u8>),
 }
 
-/// The answer about a model that is being pulled. `file` makes the content of a file.
-pub(super) fn answer_arriving(
+/// The answer about a repository that is not, or not wholly, stored. `body` makes the content of a file.
+pub(super) fn answer_for(
     (daemon, view, request, path): (&Daemon, &View, &Parts, &str),
     snapshot: &Snapshot,
-    file: impl FnOnce(HubFile) -> Option<ArrivingFile>,
+    body: impl FnOnce(HubFile) -> Option<HubBody>,
 ) -> Option<Answer> {
     let asked = Asked { daemon, view, request, resource: resource(path)? };
     let revision = asked.resource.revision.trim_start_matches("refs/heads/");
@@ -58,13 +58,21 @@ pub(super) fn answer_arriving(
         What::Tree(folder) => asked.tree(snapshot, folder),
         What::Paths => asked.paths(snapshot),
         What::File(path) => {
-            let found = snapshot.files.get(path).and_then(|known| Some((*known, file(*known)?)));
+            let found = snapshot.files.get(path).and_then(|known| Some((*known, body(*known)?)));
             match found {
-                Some((known, file)) => asked.file_answer(snapshot, known, file),
+                Some((known, HubBody::File(file))) => asked.file_answer(snapshot, known, file),
+                Some((known, HubBody::Document(content))) => asked.document_answer(snapshot, known, content),
                 None => asked.no_file(snapshot, &format!("no file {path:?}")),
             }
         }
     })
+}
+
+/// The repository, the revision and, if a file is asked for, its path.
+pub(super) fn asked_file(path: &str) -> Option<(&str, &str, Option<&str>)> {
+    let Resource { repository, revision, what } = resource(path)?;
+    let file = if let What::File(file) = what { Some(file) } else { None };
+    Some((repository, revision.trim_start_matches("refs/heads/"), file))
 }
 
 /// Whether the repository that was asked for is not stored.
@@ -241,7 +249,9 @@ impl Asked<'_> {
         let Some(file) = snapshot.files.get(path) else {
             return Ok(self.no_file(snapshot, &format!("no file {path:?}")));
         };
-        Ok(match self.view.file(&self.daemon.store, tags, file.digest)? {
+        // Every stored file has one.
+        let Some(digest) = file.digest() else { return Ok(self.no_file(snapshot, "has no digest")) };
+        Ok(match self.view.file(&self.daemon.store, tags, digest)? {
             Found::There(found) => self.file_answer(snapshot, *file, found),
             Found::Missing => self.no_file(snapshot, &format!("{path:?} was removed")),
             Found::Withheld(reason) => self.no_file(snapshot, &reason),
@@ -249,9 +259,18 @@ impl Asked<'_> {
     }
 
     fn file_answer(&self, snapshot: &Snapshot, file: HubFile, content: impl Into<Source>) -> Answer {
-        let (commit, etag) = (snapshot.commit(), format!("\"{}\"", file.digest.to_hex()));
-        let answer = Answer::file(self.request, content, "application/octet-stream", &etag);
-        let answer = answer.with(COMMIT, &commit).with(LINKED_ETAG, &etag);
+        let answer = Answer::file(self.request, content, FILE, &etag(file));
+        self.of_file(snapshot, file, answer)
+    }
+
+    fn document_answer(&self, snapshot: &Snapshot, file: HubFile, content: Vec<u8>) -> Answer {
+        let answer = Answer::new(StatusCode::OK, FILE, content).versioned(self.request, &etag(file));
+        self.of_file(snapshot, file, answer)
+    }
+
+    fn of_file(&self, snapshot: &Snapshot, file: HubFile, answer: Answer) -> Answer {
+        let commit = snapshot.commit();
+        let answer = answer.with(COMMIT, &commit).with(LINKED_ETAG, etag(file));
         answer.with(LINKED_SIZE, file.size.to_string()).cached(self.resource.revision == commit)
     }
 
@@ -273,7 +292,11 @@ impl Asked<'_> {
 
 fn entry(path: &str, file: &HubFile) -> Value {
     let id = file.git_id().to_string();
-    json!({ "type": "file", "path": path, "size": file.size, "oid": id, "lfs": lfs(file) })
+    let mut entry = json!({ "type": "file", "path": path, "size": file.size, "oid": id });
+    if let (Some(lfs), Some(entry)) = (lfs(file), entry.as_object_mut()) {
+        entry.insert("lfs".to_owned(), lfs);
+    }
+    entry
 }
 
 fn folder_entry(path: &str, commit: &str) -> Value {
@@ -285,10 +308,21 @@ fn refs(commit: &str, tags: &[Value]) -> Value {
     json!({ "branches": branches, "tags": tags, "converts": [] })
 }
 
-fn lfs(file: &HubFile) -> Value {
-    let hex = Digest::to_hex(file.digest);
-    json!({ "oid": hex, "sha256": hex, "size": file.size, "pointerSize": file.pointer().len() })
+/// Null for a file in git.
+fn lfs(file: &HubFile) -> Option<Value> {
+    let (hex, pointer) = (file.digest()?.to_hex(), file.pointer()?);
+    Some(json!({ "oid": hex, "sha256": hex, "size": file.size, "pointerSize": pointer.len() }))
 }
+
+/// The version of a file's content.
+fn etag(file: HubFile) -> String {
+    match file.content {
+        HubContent::Digest(digest) => format!("\"{}\"", digest.to_hex()),
+        HubContent::InGit(id) => format!("\"{id}\""),
+    }
+}
+
+const FILE: &str = "application/octet-stream";
 
 /// The hub's clients decide by this code.
 fn missing(code: &str, message: &str) -> Answer {

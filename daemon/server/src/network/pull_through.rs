@@ -8,6 +8,7 @@
 //! answered from the store.
 
 mod candidates;
+mod hub_repository;
 mod model_pull;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blobd_client::protocol::error::ErrorCode;
+use blobd_client::protocol::request::PullParams;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::host::HUGGING_FACE;
 use blobd_store_format::manifest::Manifest;
@@ -25,6 +27,7 @@ use hyper::http::request::Parts;
 use tracing_mutex::stdsync::Mutex;
 
 use self::candidates::candidates;
+use self::hub_repository::{HubListings, SmallFiles};
 use self::model_pull::ModelPull;
 use super::Server;
 use super::answer::{Answer, Answered, parameter};
@@ -33,16 +36,18 @@ use super::oci::{self, Part};
 use super::source::{ArrivingFile, Doubted};
 use crate::arriving::Known;
 use crate::locks::lock;
-use crate::ops::{HubFile, Snapshot, View};
+use crate::ops::View;
 use crate::state::Daemon;
 
 /// The pulls for other machines.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct PullThrough {
     /// The name of this daemon in the header `Via`.
     own_name: String,
     /// The pulls by the canonical names of their models. A pull that has ended is kept for a while.
     pulls: Mutex<BTreeMap<String, Arc<ModelPull>>>,
+    listings: HubListings,
+    small_files: SmallFiles,
     doubted: Arc<Doubted>,
 }
 
@@ -73,6 +78,7 @@ const SHORT_LIMIT: Duration = Duration::from_secs(5);
 const WHOLE_LIMIT: Duration = Duration::from_secs(3600);
 /// More servers in a row are a circle.
 const MAX_HOPS: usize = 8;
+const TOO_MANY: &str = "too many models are being pulled";
 
 /// What came of asking a registry.
 enum Outcome {
@@ -88,7 +94,7 @@ impl PullThrough {
         // Its first part is random.
         let id = daemon.request_ids.next_id().to_string();
         let own_name = format!("blobd-{}", id.split('.').next().unwrap_or_default());
-        Self { own_name, pulls: Mutex::default(), doubted: Arc::default() }
+        Self { own_name, ..Self::default() }
     }
 
     /// Completes the answer that the store gives. `path` is decoded.
@@ -101,8 +107,11 @@ impl PullThrough {
     ) -> Answered {
         let Ok(answer) = &answered else { return answered };
         let status = answer.status;
-        if view.offer.hub && hub::is_unknown_repository(answer) {
-            return self.hub(server, view, (request, path, client), answered).await;
+        if let Some((repository, revision, file)) = hub::asked_file(path).filter(|_| view.offer.hub) {
+            let Some(via) = self.via(request) else { return answered };
+            let name = format!("{HUGGING_FACE}/{repository}");
+            let asked = Asked { server, view, request, path, client, name: &name, via };
+            return self.hub(&asked, (repository, revision, file), answered).await;
         }
         let Some((name, part)) = oci::part(path) else { return answered };
         let Some(via) = self.via(request).filter(|_| !view.offer.upstream.is_empty()) else {
@@ -123,50 +132,6 @@ impl PullThrough {
             (Part::Blob(digest), StatusCode::NOT_FOUND) => self.blob(&asked, digest, answered).await,
             _ => answered,
         }
-    }
-
-    /// Answers about a repository of Hugging Face that is not stored.
-    async fn hub(
-        &self,
-        server: &Server,
-        view: &View,
-        (request, path, client): (&Parts, &str, u32),
-        answered: Answered,
-    ) -> Answered {
-        let (Some(repository), Some(via)) = (hub::repository(path), self.via(request)) else {
-            return answered;
-        };
-        let name = format!("{HUGGING_FACE}/{repository}");
-        let asked = Asked { server, view, request, path, client, name: &name, via };
-        let Some(model) = asked.candidates(Reference::DEFAULT_TAG).pop() else { return answered };
-        let Some(pull) = self.pull_of(&asked, &model) else {
-            return Ok(hub::failure("too many models are being pulled"));
-        };
-        let (began, limit) = (Instant::now(), asked.limit(MANIFEST_LIMIT));
-        let files = loop {
-            match (pull.arriving.end(), pull.arriving.listing()) {
-                (Some(end), _) => match Outcome::from_failure(&end) {
-                    Outcome::Failed(message) => return Ok(hub::failure(&message)),
-                    Outcome::Stored => return asked.stored_now().await,
-                    Outcome::Missing | Outcome::Manifest(_) => return answered,
-                },
-                (None, Some(files)) => break files,
-                (None, None) if began.elapsed() > limit => {
-                    return Ok(hub::failure("the hub has not answered, or not sent all small files yet"));
-                }
-                (None, None) => pull.wait().await,
-            }
-        };
-        let snapshot = Snapshot::of_files(&pull.model, &files);
-        let (daemon, mut request) = (&server.daemon, request.clone());
-        let of_file = |known: HubFile| {
-            let (file, _) = files.iter().find(|(file, _)| file.digest == known.digest)?;
-            Some(ArrivingFile::new(Arc::clone(&pull.arriving), file.clone(), Arc::clone(&self.doubted)))
-        };
-        if files.iter().any(|(file, _)| self.may_be_wrong(daemon, &pull, file.digest)) {
-            request.headers.remove(RANGE);
-        }
-        hub::answer_arriving((daemon, view, &request, path), &snapshot, of_file).map_or(answered, Ok)
     }
 
     /// Whether a client may have wrong bytes of a file that arrives.
@@ -217,8 +182,8 @@ impl PullThrough {
 
     /// Pulls a model, unless it is being pulled or was pulled just now, and waits for its manifest.
     async fn ask(&self, asked: &Asked<'_>, model: &Reference, limit: Duration) -> Outcome {
-        let Some(pull) = self.pull_of(asked, model) else {
-            return Outcome::Failed("too many models are being pulled".to_owned());
+        let Some(pull) = self.pull_of(asked, model, || PullParams::of(model.clone())) else {
+            return Outcome::Failed(TOO_MANY.to_owned());
         };
         let began = Instant::now();
         loop {
@@ -236,7 +201,13 @@ impl PullThrough {
         }
     }
 
-    fn pull_of(&self, asked: &Asked<'_>, model: &Reference) -> Option<Arc<ModelPull>> {
+    /// The pull of a model, which begins unless it is running or was just done; `None` if there are too many.
+    fn pull_of(
+        &self,
+        asked: &Asked<'_>,
+        model: &Reference,
+        params: impl FnOnce() -> PullParams,
+    ) -> Option<Arc<ModelPull>> {
         let mut pulls = lock(&self.pulls);
         let key = model.canonical();
         if let Some(known) = pulls.get(&key).filter(|pull| pull.is_fresh()) {
@@ -249,7 +220,7 @@ impl PullThrough {
             let (_, oldest) = ended.min()?;
             pulls.remove(&oldest);
         }
-        let pull = ModelPull::start(&asked.server.daemon, asked.view, model, &asked.via);
+        let pull = ModelPull::start(&asked.server.daemon, asked.view, (model, params()), &asked.via);
         pulls.insert(key, Arc::clone(&pull));
         Some(pull)
     }
@@ -291,7 +262,7 @@ impl PullThrough {
                 return answered;
             }
             let model = pull.model.clone();
-            let again = self.pull_of(asked, &model);
+            let again = self.pull_of(asked, &model, || pull.params.clone());
             let Some(again) = again.filter(|again| again.arriving.end().is_none()) else {
                 let message =
                     format!("{}: its pull has failed; it is tried again in some seconds", model.short());
@@ -366,7 +337,7 @@ mod tests {
     use super::*;
 
     fn through() -> PullThrough {
-        PullThrough { own_name: "blobd-1".to_owned(), pulls: Mutex::default(), doubted: Arc::default() }
+        PullThrough { own_name: "blobd-1".to_owned(), ..PullThrough::default() }
     }
 
     fn via(values: &[&str]) -> Option<String> {

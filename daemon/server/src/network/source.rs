@@ -24,6 +24,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub(super) enum Source {
     Stored(Arc<ServedFile>),
     Arriving(Box<ArrivingFile>),
+    /// Of a file of this size only the headers are asked for.
+    Announced(u64),
 }
 
 /// A file of a model that is being pulled.
@@ -101,6 +103,7 @@ impl Source {
         match self {
             Self::Stored(file) => file.size(),
             Self::Arriving(arriving) => arriving.file.size,
+            Self::Announced(size) => *size,
         }
     }
 
@@ -114,6 +117,9 @@ impl Source {
         match self {
             Self::Stored(file) => read_stored(daemon, client, file, range).await,
             Self::Arriving(arriving) => arriving.read(daemon, client, range).await,
+            Self::Announced(_) => {
+                Err(OpError::Internal("only the headers of this file are known".to_owned()))
+            }
         }
     }
 }

@@ -16,7 +16,7 @@ use super::describe::{MAX_TEXT_BYTES, read_header};
 use super::{OpError, trust};
 use crate::policy::{Decision, Policy, Subject, Terms, TermsBuilder};
 use crate::principal::Principal;
-use crate::trust::Trust;
+use crate::trust::{AppliedRule, Trust, TrustMode};
 
 /// The policy as it applies to one user, and the rules about signatures, which apply to all users. By default it allows
 /// everything.
@@ -65,6 +65,12 @@ impl CallerPolicy {
 
     pub(crate) fn with_trust(self, trust: Arc<Trust>) -> Self {
         Self { trust, ..self }
+    }
+
+    /// Whether a model of this name may be sent only after it was looked at: the policy has rules, or it must be signed.
+    pub(crate) fn may_refuse(&self, name: &Reference) -> bool {
+        let demands_signature = |applied: AppliedRule<'_>| applied.rule.mode == TrustMode::Enforce;
+        self.is_restricted() || self.trust.rule_for([name]).is_some_and(demands_signature)
     }
 
     pub(super) fn trust(&self) -> &Trust {

@@ -18,7 +18,7 @@ use blobd_store_format::served_name;
 use blobd_store_format::source::{PullSource, PulledSource};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::snapshot::{HubFile, Snapshot};
+pub(crate) use self::snapshot::{HubContent, HubFile, Snapshot};
 use super::policy::CallerPolicy;
 use super::{OpError, damage};
 use crate::offer::Offer;

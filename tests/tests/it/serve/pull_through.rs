@@ -70,9 +70,9 @@ fn finish((mut stream, mut read): (TcpStream, Vec<u8>)) -> Answer {
     Answer::parse(&read)
 }
 
-fn is_stored(site: &Site, name: &str) -> bool {
+pub(super) fn is_stored(site: &Site, name: &str) -> bool {
     let models = site.daemon.client().models().unwrap().models;
-    models.iter().any(|model| model.name == format!("{name}:latest"))
+    models.iter().any(|model| model.name == name || model.name == format!("{name}:latest"))
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn hub(files: &[(&str, &[u8])]) -> FakeRegistry {
 }
 
 /// A machine that pulls from a hub in place of Hugging Face.
-fn site_of_hub(hub: &FakeRegistry, settings: &str) -> Site {
+pub(super) fn site_of_hub(hub: &FakeRegistry, settings: &str) -> Site {
     Site::start_with(&format!(
         "hub = true\nupstream = [\"hf.co\"]\n{settings}\n\
          [transfer]\nstall_timeout_seconds = 1\n[mirrors]\n\"hf.co\" = \"{}\"\n",

@@ -26,13 +26,19 @@ use crate::state::Daemon;
 #[derive(Debug)]
 pub(super) struct ModelPull {
     pub(super) model: Reference,
+    pub(super) params: PullParams,
     pub(super) arriving: Arc<Arriving>,
 }
 
 impl ModelPull {
     /// Begins a pull. It goes on whether anybody waits for it or not.
-    pub(super) fn start(daemon: &Arc<Daemon>, view: &View, model: &Reference, via: &str) -> Arc<Self> {
-        let pull = Arc::new(Self { model: model.clone(), arriving: Arc::default() });
+    pub(super) fn start(
+        daemon: &Arc<Daemon>,
+        view: &View,
+        (model, params): (&Reference, PullParams),
+        via: &str,
+    ) -> Arc<Self> {
+        let pull = Arc::new(Self { model: model.clone(), params, arriving: Arc::default() });
         let puller = view.offer.puller.clone();
         let is_own = puller.is_none();
         let principal = puller.unwrap_or_else(Principal::of_daemon);
@@ -42,7 +48,7 @@ impl ModelPull {
             principal,
             is_own,
             policy: view.policy.clone(),
-            params: PullParams::of(model.clone()),
+            params: pull.params.clone(),
             via: via.to_owned(),
         };
         tokio::spawn(started.run());

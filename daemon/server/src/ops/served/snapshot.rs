@@ -1,9 +1,11 @@
 //! The tags of a model as one repository of a hub: the files of all of them, or of one, with the paths that they have
-//! there. The name of a commit follows from these, because a store keeps none.
+//! there. The name of a commit follows from these, because a store keeps none. A repository that is passed through has the files
+//! and the commit that it has at the hub.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use blobd_registry::{HubListing, TreeFile};
 use blobd_store::Store;
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
@@ -21,23 +23,54 @@ use crate::ops::OpError;
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     pub(crate) files: BTreeMap<String, HubFile>,
+    /// The commit at the hub, if it is known.
+    commit: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HubFile {
-    pub(crate) digest: Digest,
+    pub(crate) content: HubContent,
     pub(crate) size: u64,
 }
 
+/// What a file of a repository is known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HubContent {
+    /// The file is stored outside of git.
+    Digest(Digest),
+    InGit(GitId),
+}
+
+impl HubContent {
+    /// `None` if the list of files says neither.
+    pub(crate) fn of_listed(file: &TreeFile) -> Option<Self> {
+        file.digest.map(Self::Digest).or(file.git_id.map(Self::InGit))
+    }
+}
+
 impl HubFile {
+    pub(crate) const fn with_digest(digest: Digest, size: u64) -> Self {
+        Self { content: HubContent::Digest(digest), size }
+    }
+
+    pub(crate) const fn digest(&self) -> Option<Digest> {
+        match self.content {
+            HubContent::Digest(digest) => Some(digest),
+            HubContent::InGit(_) => None,
+        }
+    }
+
     /// What git stores of a file whose content is elsewhere (git-lfs, `docs/spec.md`).
-    pub(crate) fn pointer(&self) -> String {
-        let (digest, size) = (self.digest, self.size);
-        format!("version https://git-lfs.github.com/spec/v1\noid {digest}\nsize {size}\n")
+    pub(crate) fn pointer(&self) -> Option<String> {
+        let (digest, size) = (self.digest()?, self.size);
+        Some(format!("version https://git-lfs.github.com/spec/v1\noid {digest}\nsize {size}\n"))
     }
 
     pub(crate) fn git_id(&self) -> GitId {
-        GitId::of(self.pointer().as_bytes())
+        match self.content {
+            HubContent::InGit(id) => id,
+            HubContent::Digest(_) => GitId::of(self.pointer().unwrap_or_default().as_bytes()),
+        }
     }
 }
 
@@ -49,6 +82,14 @@ impl Snapshot {
         snapshot
     }
 
+    /// The files of a repository at the hub.
+    pub(crate) fn of_listing(listing: &HubListing) -> Self {
+        let file = |file: &TreeFile| {
+            Some((file.path.clone(), HubFile { content: HubContent::of_listed(file)?, size: file.size }))
+        };
+        Self { files: listing.files.iter().filter_map(file).collect(), commit: Some(listing.commit.clone()) }
+    }
+
     fn add(&mut self, tag: &Reference, files: &[(Descriptor, Option<String>)]) {
         let listed = files.iter().map(|(file, name)| ListedFile {
             media_type: &file.media_type,
@@ -58,19 +99,25 @@ impl Snapshot {
         });
         let paths = paths(&format!("{}-{}", tag.model(), tag.tag()), &listed.collect::<Vec<_>>());
         for (path, (file, _)) in paths.into_iter().zip(files) {
-            let file = HubFile { digest: file.digest, size: file.size };
+            let file = HubFile::with_digest(file.digest, file.size);
             let is_taken = self.files.get(&path).is_some_and(|other| *other != file);
             let path = if is_taken { format!("{}/{path}", tag.tag()) } else { path };
             self.files.insert(path, file);
         }
     }
 
-    /// 40 hexadecimal digits, as git's: the same for the same files.
+    /// 40 hexadecimal digits, as git's. If the hub's is not known, it is the same for the same files.
     pub(crate) fn commit(&self) -> String {
+        if let Some(commit) = &self.commit {
+            return commit.clone();
+        }
         let mut listing = String::new();
         for (path, file) in &self.files {
             // Writing to a text does not fail.
-            let _ = writeln!(listing, "{} {path}", file.digest);
+            let _ = match file.content {
+                HubContent::Digest(digest) => writeln!(listing, "{digest} {path}"),
+                HubContent::InGit(id) => writeln!(listing, "{id} {path}"),
+            };
         }
         let digest = Digest::of(listing.as_bytes()).to_hex();
         digest.get(..40).unwrap_or_default().to_owned()
@@ -143,7 +190,7 @@ fn snapshot(store: &Store, tags: &[Reference]) -> Result<Snapshot, OpError> {
         snapshot.add(tag, &files);
     }
     if let Some(signature) = signature::of_repository(store, tags)? {
-        let file = HubFile { digest: signature.digest, size: signature.size };
+        let file = HubFile::with_digest(signature.digest, signature.size);
         snapshot.files.entry(Bundle::FILE_NAME.to_owned()).or_insert(file);
     }
     Ok(snapshot)
@@ -155,18 +202,18 @@ mod tests {
 
     #[test]
     fn pointer_and_its_name_are_those_of_git_lfs() {
-        let file = HubFile { digest: Digest::of(b"hello\n"), size: 6 };
+        let file = HubFile::with_digest(Digest::of(b"hello\n"), 6);
         let pointer = "version https://git-lfs.github.com/spec/v1\n\
             oid sha256:5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03\nsize 6\n";
-        assert_eq!(file.pointer(), pointer);
+        assert_eq!(file.pointer().as_deref(), Some(pointer));
         assert_eq!(file.git_id(), GitId::of(pointer.as_bytes()));
     }
 
     #[test]
     fn commit_follows_from_the_files() {
         let with = |path: &str, content: &[u8]| {
-            let file = HubFile { digest: Digest::of(content), size: 1 };
-            Snapshot { files: [(path.to_owned(), file)].into() }.commit()
+            let file = HubFile::with_digest(Digest::of(content), 1);
+            Snapshot { files: [(path.to_owned(), file)].into(), commit: None }.commit()
         };
         assert_eq!(with("a", b"x"), with("a", b"x"));
         assert_ne!(with("a", b"x"), with("b", b"x"));
