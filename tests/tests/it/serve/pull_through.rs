@@ -354,9 +354,11 @@ fn pulls_are_those_of_a_user_who_may_pull() {
     let site = site_of(&registry.url(), "upstream_user = 4243\n[access]\npull = [4243]");
     site.manifest("tiny", "latest");
     eventually("the model has its name", || is_stored(&site, "tiny"));
-    let log = site.daemon.command().run(["log", "--json", "--user", "4243"]).succeeds().stdout;
-    let log = String::from_utf8(log).unwrap();
-    assert!(log.contains("tiny:latest"), "{log}");
+    // The record is written after the name.
+    eventually("the audit log has the pull", || {
+        let log = site.daemon.command().run(["log", "--json", "--user", "4243"]).succeeds();
+        String::from_utf8(log.stdout).unwrap().contains("tiny:latest")
+    });
     // Its quota applies.
     let file = large(8).bytes();
     let quota = "upstream_user = 4243\n[quotas.users]\n\"4243\" = { hard = \"100 KiB\" }";
