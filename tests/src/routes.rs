@@ -68,6 +68,7 @@ pub fn request(route: &str, models: Models<'_>) -> String {
         }
         // Nothing listens on that port.
         "POST /v1/push" => format!(r#"{{"reference":"{stored}","destination":"http://127.0.0.1:1/a/b"}}"#),
+        "POST /v1/transfer" => format!(r#"{{"source":"{source}","destination":"http://127.0.0.1:1/a/b"}}"#),
         "POST /v1/edit" => {
             let key = r#"{"key":"general.name","value":"other"}"#;
             format!(r#"{{"source":"{stored}","target":"edited","keys":[{key}],"dry_run":true}}"#)
@@ -150,6 +151,7 @@ pub fn longest_requests(route: &str, models: Models<'_>) -> Vec<String> {
         "POST /v1/tag" | "POST /v1/rename" => vec![format!(r#"{{"source":"{stored}","target":"{text}"}}"#)],
         "POST /v1/pin" => vec![format!(r#"{{"pinned":true,"reference":"{text}"}}"#)],
         "POST /v1/push" => vec![format!(r#"{{"reference":"{stored}","destination":"{text}"}}"#)],
+        "POST /v1/transfer" => vec![format!(r#"{{"source":"{source}","destination":"{text}"}}"#)],
         "POST /v1/verify" | "POST /v1/promote" | "POST /v1/undelete" | "POST /v1/undo"
         | "POST /v1/release" => {
             vec![format!(r#"{{"reference":"{text}"}}"#)]

@@ -9,7 +9,7 @@ use super::error::{ErrorBody, ErrorCode};
 use super::fit::FitParams;
 use super::naming::EditParams;
 use super::naming::{PromoteParams, UndoParams};
-use super::pull::PushParams;
+use super::pull::{PushParams, TransferParams};
 use super::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     RenameParams, TagParams, UndeleteParams, VerifyParams,
@@ -77,6 +77,7 @@ subjects! {
     ImportParams: |params| Subject::text(imported(params));
     PullParams: |params| Subject::text(pulled(params));
     PushParams: |params| Subject::model(&params.reference);
+    TransferParams: |params| Subject::model(&params.source);
     EditParams: |params| Subject::model(&params.target).made_from(&params.source);
     PromoteParams: |params| Subject::model(&params.reference);
     SignParams: |params| Subject::model(&params.reference);

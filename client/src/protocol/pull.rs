@@ -296,6 +296,61 @@ pub struct Pushed {
     pub dry_run: bool,
 }
 
+/// The arguments of a transfer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TransferParams {
+    /// The model at its registry.
+    pub source: Reference,
+    /// The name to publish it as, with the registry's host.
+    pub destination: Reference,
+    /// Whether the registry of the destination is asked over plain HTTP.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub insecure: bool,
+    /// The most bytes per second to pass on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_rate: Option<u64>,
+    /// Only finds out what the destination has already.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+}
+
+/// The last line of a transfer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transferred {
+    /// The model's name at its registry, with the host.
+    pub source: String,
+    /// Its name at the other registry, with the host.
+    pub destination: String,
+    /// The digest of the manifest, at both.
+    pub digest: Digest,
+    /// The digest of the manifest that had this name at the destination before, if it was another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaced: Option<Digest>,
+    /// Whether the name at the destination meant the same model before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchanged: bool,
+    /// The size of the files: the sum of the next three.
+    pub size: u64,
+    /// The bytes of files that were passed on, or in a dry run would be.
+    pub sent_bytes: u64,
+    /// The bytes of files that the registry took from another of its repositories.
+    pub mounted_bytes: u64,
+    /// The bytes of files that the repository had already.
+    pub present_bytes: u64,
+    /// The files, the layers first. Equal files are listed once.
+    pub files: Vec<PushedFile>,
+    /// The tensor index; absent if the source has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<PushedIndex>,
+    /// The signatures that the source has of the model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signatures: Vec<PushedSignature>,
+    /// Whether this was a dry run, which passes nothing on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+}
+
 /// The tensor index of a model that was pushed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PushedIndex {

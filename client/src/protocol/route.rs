@@ -116,6 +116,9 @@ macro_rules! routes {
             /// Uploads a model to a registry.
             Push: Post "/v1/push", "push", Administer, [Audited],
                 fn push(pull::PushParams) -> Events(event::WorkProgress, pull::Pushed);
+            /// Publishes a model of one registry at another, without storing it.
+            Transfer: Post "/v1/transfer", "transfer", Administer, [Audited],
+                fn transfer(pull::TransferParams) -> Events(event::WorkProgress, pull::Transferred);
             /// The plan of a pull: the bytes to download and those to reuse. Requests the manifest, headers and samples of
             /// tensors from the registry, and stores nothing.
             PullPlan: Post "/v1/pull/plan", "pull plan", Pull, [Action],

@@ -18,7 +18,7 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{
     ErrorBody, ErrorCode, audit_log, completions, config, df, doctor, edit, gc, history, login, ls, man,
-    outdated, overview, partial, promote, ps, pull, push, rm, serve, sign, suggest, tag, undo, usage_error,
+    outdated, overview, partial, promote, ps, pull, push, rm, serve, sign, suggest, tag, transfer, undo, usage_error,
     verify, warm, web,
 };
 
@@ -48,6 +48,7 @@ struct Cli {
 enum Command {
     Pull(pull::Params),
     Push(push::Params),
+    Transfer(transfer::Params),
     Outdated(outdated::Params),
     Limit(serve::LimitArgs),
     Config(config::Params),
@@ -130,6 +131,10 @@ impl Command {
             Self::Push(_) => (
                 "push",
                 "the registry keeps files that it has received wholly, and the same command sends the others",
+            ),
+            Self::Transfer(_) => (
+                "transfer",
+                "the registry keeps files that it has received wholly, and the same command moves the others",
             ),
             Self::Promote(_) => ("promote", "nothing of an unfinished model was stored"),
             Self::Verify(_) => {
@@ -220,6 +225,7 @@ fn run(global: &Global, command: Command) -> Result<ExitCode, ErrorBody> {
         Command::Outdated(params) => return outdated::run(global, &params),
         Command::Pull(params) => pull::run(global, &params),
         Command::Push(params) => push::run(global, &params),
+        Command::Transfer(params) => transfer::run(global, &params),
         Command::Limit(params) => serve::limit(global, &params),
         Command::Config(params) => config::run(global, &params),
         Command::Partial(params) => partial::run(global, &params),

@@ -56,6 +56,7 @@ mod shown_commands;
 mod sign;
 mod suggest;
 mod tag;
+mod transfer;
 mod undo;
 mod usage_error;
 mod verify;

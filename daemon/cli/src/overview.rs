@@ -33,7 +33,7 @@ const GROUPS: &[Group] = &[
             ("export llama3:8b", "write a model's original file"),
             ("exec -- PROGRAM", "run a program that opens models as files"),
         ],
-        others: &["mount", "warm", "release", "push", "save", "edit", "tag", "rename"],
+        others: &["mount", "warm", "release", "push", "transfer", "save", "edit", "tag", "rename"],
     },
     Group {
         title: "clean up",

@@ -80,32 +80,55 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let destination = params.destination.clone();
     let form = params.form.into();
     let request = PushParams { reference, destination, insecure, limit_rate, dry_run, no_index, form };
-    let (progress, mut bar) = (Progress::new(global.hides_progress()), None::<(Bar, Option<Phase>)>);
-    let prints_progress = global.json && !global.quiet && !dry_run;
-    let mut printed = Ok(());
-    let pushed = connected.client.push(&request, |event| match event {
-        Event::Progress(event) if prints_progress => printed = print_json(&event),
-        Event::Progress(WorkProgress { total: Some(total), completed: Some(completed), phase, .. }) => {
-            if bar.as_ref().is_none_or(|(_, of)| *of != phase) {
-                // The last one leaves the screen first.
-                bar = None;
-                let label = if phase == Some(Phase::Hashing) { "reading" } else { "pushing" };
-                bar = Some((progress.bar(label, total), phase));
-            }
-            bar.iter().for_each(|(bar, _)| bar.set(completed, total));
-        }
-        _ => {}
-    });
-    if let Some((bar, _phase)) = bar {
-        bar.clear();
-    }
-    let pushed = pushed.map_err(client_error)?;
-    printed?;
+    let mut shown = Sending::new(global, dry_run);
+    let pushed = connected.client.push(&request, |event| shown.show(event)).map_err(client_error);
+    shown.end()?;
+    let pushed = pushed?;
     let print = if params.dry_run { print_result } else { print_report };
     print(global, &pushed, render)
 }
 
-fn render(pushed: &Pushed) -> String {
+/// The progress of a push on the terminal, or as lines of JSON.
+pub(super) struct Sending {
+    progress: Progress,
+    /// The bar of the current phase.
+    bar: Option<(Bar, Option<Phase>)>,
+    prints_lines: bool,
+    printed: Result<(), ErrorBody>,
+}
+
+impl Sending {
+    pub(super) fn new(global: &Global, is_dry_run: bool) -> Self {
+        let progress = Progress::new(global.hides_progress());
+        let prints_lines = global.json && !global.quiet && !is_dry_run;
+        Self { progress, bar: None, prints_lines, printed: Ok(()) }
+    }
+
+    pub(super) fn show<D>(&mut self, event: Event<WorkProgress, D>) {
+        match event {
+            Event::Progress(event) if self.prints_lines => self.printed = print_json(&event),
+            Event::Progress(WorkProgress {
+                total: Some(total), completed: Some(completed), phase, ..
+            }) => {
+                if self.bar.as_ref().is_none_or(|(_, of)| *of != phase) {
+                    // The last one leaves the screen first.
+                    self.bar = None;
+                    let label = if phase == Some(Phase::Hashing) { "reading" } else { "pushing" };
+                    self.bar = Some((self.progress.bar(label, total), phase));
+                }
+                self.bar.iter().for_each(|(bar, _)| bar.set(completed, total));
+            }
+            _ => {}
+        }
+    }
+
+    /// Removes the bar.
+    pub(super) fn end(self) -> Result<(), ErrorBody> {
+        self.printed
+    }
+}
+
+pub(super) fn render(pushed: &Pushed) -> String {
     let Pushed { destination, digest, size, .. } = pushed;
     let destination = printable(destination);
     let parts = [

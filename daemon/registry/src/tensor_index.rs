@@ -55,6 +55,14 @@ impl PackedRecipe {
         Descriptor { media_type, digest: Digest::of(&self.bytes), size: self.bytes.len() as u64 }
     }
 
+    /// What a registry has sent, if it is the recipe of `file`.
+    ///
+    /// # Errors
+    /// As for [`Self::read`].
+    pub fn checked(packed: Vec<u8>, file: Digest, size: u64) -> Result<Self, PackedRecipeError> {
+        Self::read(&packed, file, size).map(|_recipe| Self { file, bytes: packed.into() })
+    }
+
     /// Reads the recipe of `file` from what a registry has sent.
     ///
     /// # Errors

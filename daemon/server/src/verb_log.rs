@@ -10,7 +10,7 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::naming::{
     Edited, LostModel, NameEffects, Pinned, Promoted, Removed, Renamed, Tagged, Undeleted, Undone, UndoneName,
 };
-use blobd_client::protocol::pull::{CorrectedFile, DifferingRange, Imported, PullDone, Pushed};
+use blobd_client::protocol::pull::{CorrectedFile, DifferingRange, Imported, PullDone, Pushed, Transferred};
 use blobd_client::protocol::response::{Released, SessionSummary};
 use blobd_client::protocol::signatures::Signed;
 use blobd_client::protocol::space::DroppedDownloads;
@@ -220,6 +220,22 @@ impl Finished for Pushed {
     fn write(&self, requester: Requester) {
         let Self { name, destination, digest, sent_bytes, .. } = self;
         log!(requester, model = %name, destination, %digest, sent_bytes, "push");
+    }
+}
+
+impl Finished for Transferred {
+    fn outcome(&self) -> Outcome {
+        Outcome::new(&self.source, self.digest)
+            .with_bytes(self.sent_bytes)
+            .with("destination", &*self.destination)
+            .with_some("replaced", self.replaced.map(|digest| digest.to_string()))
+            .dry_run_if(self.dry_run)
+            .changed_if(!self.unchanged || self.sent_bytes > 0)
+    }
+
+    fn write(&self, requester: Requester) {
+        let Self { source, destination, digest, sent_bytes, .. } = self;
+        log!(requester, model = %source, destination, %digest, sent_bytes, "transfer");
     }
 }
 

@@ -3,6 +3,7 @@
 mod forms;
 mod image;
 mod third_party;
+mod transfer;
 
 use std::process::Stdio;
 

@@ -51,6 +51,7 @@ pub(super) async fn dispatch(caller: &Caller, request: Request<Incoming>) -> Res
         Route::Log => c.run::<m::Log>(r, log::log).await,
         Route::Pull => c.run::<m::Pull>(r, events::pull).await,
         Route::Push => c.run::<m::Push>(r, events::push).await,
+        Route::Transfer => c.run::<m::Transfer>(r, events::transfer).await,
         Route::PullPlan => c.run::<m::PullPlan>(r, observe::plan_pull).await,
         Route::Resolve => c.run::<m::Resolve>(r, observe::resolve).await,
         Route::Inspect => c.run::<m::Inspect>(r, observe::inspect).await,
@@ -94,7 +95,7 @@ pub(super) const fn turns(route: Route) -> TurnPool {
         Route::Metrics => |daemon| &daemon.work.scrapes,
         Route::Verify => |daemon| &daemon.work.verifications,
         Route::Pull => |daemon| &daemon.work.pulls,
-        Route::Push => |daemon| &daemon.work.pushes,
+        Route::Push | Route::Transfer => |daemon| &daemon.work.pushes,
         // Waits for a registry.
         Route::PullPlan | Route::Resolve => |daemon| &daemon.work.plans,
         // Waits for a registry, and has a header in memory.

@@ -6,7 +6,7 @@ use blobd_client::protocol::access::Right;
 use blobd_client::protocol::error::{ErrorBody, ErrorResponse};
 use blobd_client::protocol::event::{Event, Phase, Progress, WorkProgress};
 use blobd_client::protocol::naming::{EditParams, Edited, PromoteParams, Promoted};
-use blobd_client::protocol::pull::{PullDone, PullProgress, PushParams, Pushed};
+use blobd_client::protocol::pull::{PullDone, PullProgress, PushParams, Pushed, TransferParams, Transferred};
 use blobd_client::protocol::request::{PullParams, VerifyParams};
 use blobd_client::protocol::route::Events;
 use blobd_client::protocol::upkeep::{Verified, VerifyProgress};
@@ -51,6 +51,19 @@ pub(super) async fn push(caller: &Caller, params: Params<PushParams>) -> Reporti
     work.start(caller, move |daemon, events| {
         let (store, registry, policy) = (&daemon.store, &daemon.registry(), &policy);
         ops::push(ops::Push { store, registry, handle: &handle, policy, params: &params, events })
+    })
+}
+
+pub(super) async fn transfer(
+    caller: &Caller,
+    params: Params<TransferParams>,
+) -> Reporting<WorkProgress, Transferred> {
+    let (policy, handle) = (caller.policy(), Handle::current());
+    let name = format!("transfer of {}", params.source.short());
+    let work = Work::new(name, "waiting for other pushes to end");
+    work.start(caller, move |daemon, events| {
+        let (store, registry, policy) = (&daemon.store, &daemon.registry(), &policy);
+        ops::transfer(ops::Transfer { store, registry, handle: &handle, policy, params: &params, events })
     })
 }
 

@@ -92,6 +92,9 @@ pub enum OpError {
     /// A file had a wrong digest, and again when it was downloaded a second time.
     #[error("{what}: {copies}")]
     DigestMismatch { what: String, copies: Box<TwoCopies> },
+    /// A file that was not stored.
+    #[error("{name}: wrong digest: expected {expected}, found {found}, received from {sender}")]
+    WrongFile { name: String, sender: String, found: Digest, expected: Digest },
     #[error("{name}: {source}")]
     Interrupted { name: String, source: Box<TransferError> },
     #[error("model {model}: no {what}")]
@@ -157,7 +160,9 @@ impl OpError {
             | Self::NotOfManifest { .. }
             | Self::TooManyLayers { .. } => ErrorCode::InvalidRequest,
             Self::Damaged { .. } | Self::DamagedParts { .. } | Self::DamagedFile { .. } => ErrorCode::Corrupt,
-            Self::DigestMismatch { .. } | Self::Interrupted { .. } => ErrorCode::Upstream,
+            Self::DigestMismatch { .. } | Self::WrongFile { .. } | Self::Interrupted { .. } => {
+                ErrorCode::Upstream
+            }
             Self::NotInModel { .. }
             | Self::NotInTrash { .. }
             | Self::NothingToUndo { .. }
@@ -241,6 +246,10 @@ impl OpError {
             (Self::DigestMismatch { .. }, _) => {
                 "something changes data on its way: pull again over another network, proxy or mirror, and if that \
                  does not help test this machine's memory; the received data was deleted"
+            }
+            (Self::WrongFile { .. }, _) => {
+                "something changes data on its way, or the source has a damaged file: the model was not published; \
+                 `blobd pull` finds out which bytes differ"
             }
             (Self::Interrupted { source, .. }, _) if source.is_wrong_content() => {
                 "a proxy or mirror keeps another version, or only its publisher can correct it: the next pull downloads \

@@ -30,6 +30,7 @@ pub(super) const STEPS: &[Step] = &[
     step("blobd rename mine:1 mine:2", &["mine:2"]),
     step("blobd promote mine:2", &["whole in the writable store already"]),
     Step { line: "blobd push mine:2", code: 2, shows: &["takes no models of users"] },
+    Step { line: "blobd transfer llama3:8b mine:2", code: 2, shows: &["takes no models of users"] },
     step("blobd pin mine:2", &["mine:2"]),
     step("blobd unpin mine:2", &["mine:2"]),
     step("blobd edit llama3:8b edited:1 --set general.name=Mine", &["edited:1"]),

@@ -199,6 +199,13 @@ pub(super) fn pushes(session: &mut Session, sample: &Sample) {
     for form in ["original", "modelpack", "docker", "image"] {
         session.ok("push --dry-run", ["push", "large", &pushed, "--as", form, "--dry-run"]);
     }
+    let moved = sample.registry.name("team/moved:1");
+    let chat = sample.registry.name("me/chat:1");
+    session.ok("transfer --dry-run", ["transfer", &chat, &moved, "--dry-run", "--insecure"]);
+    for _sent_present in 0..2 {
+        session.ok("transfer", ["transfer", &chat, &moved, "--limit-rate", "1GB"]);
+    }
+    session.ok("transfer", ["transfer", &sample.registry.name("me/chat:1"), &pushed]);
     let indexed = sample.registry.name("team/large:1");
     sample.registry.add_fault("/team/large/manifests/sha256", 1, Fault::Refusal(400, "no artifacts here"));
     for _refused_sent_present in 0..3 {

@@ -156,5 +156,13 @@ fn real_registry_gets_the_password_stored_by_login() {
     push(&daemon, "tiny", &name, &[]);
     daemon.command().run(["pull", &name]).succeeds();
     assert!(daemon.command().run(["export", &name, "-o", "-"]).stdout == model.bytes());
+    // From a registry that demands a password to another one.
+    let Some(second) = ThirdPartyRegistry::start(Access::Password) else { return };
+    let moved = second.name("team/moved:1");
+    daemon.command().run(["transfer", &name, &moved, "--json"]).exits_with(7);
+    second.log_in(&daemon, &config, PASSWORD);
+    daemon.command().run(["transfer", &name, &moved]).succeeds();
+    daemon.command().run(["pull", &moved]).succeeds();
+    assert!(daemon.command().run(["export", &moved, "-o", "-"]).stdout == model.bytes());
     assert!(!daemon.log().contains(PASSWORD));
 }

@@ -148,7 +148,12 @@ fn pull_refuses_what_is_not_signed_as_demanded_before_a_layer_moves() {
         let name = registry.name("team/right:1");
         assert_eq!(state(&site.daemon.command(), &name, &[]).0, "signed");
         assert_eq!(site.refusal(&name), None);
-        // The signatures go on with the model.
+        // The signatures go on with the model, through this machine too.
+        let moved = ["transfer", &name, &registry.name("moved/right:1"), "--json"];
+        let moved = site.daemon.command().run(moved).succeeds().json_lines().pop().unwrap();
+        assert_eq!(moved["signatures"].as_array().map(Vec::len), Some(2), "{moved}");
+        let other = Site::start(ALL);
+        other.daemon.command().run(["pull", &registry.name("moved/right:1")]).succeeds();
         site.daemon.command().run(["push", &name, &registry.name("mirror/right:1")]).succeeds();
         let next = Site::start(ALL);
         next.daemon.command().run(["pull", &registry.name("mirror/right:1")]).succeeds();
