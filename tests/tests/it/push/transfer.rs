@@ -81,10 +81,13 @@ fn connection_that_breaks_on_either_side_ends_in_the_exact_model() {
     for tenth in [0, 1, 5, 9] {
         let (source, weights, digest) = source();
         let at = weights.len() * tenth / 10;
-        source.add_fault(&format!("/blobs/{digest}"), 1, Fault::CutAfter(at));
+        source.add_fault(&sent(digest), 1, Fault::CutAfter(at));
         let registry = FakeRegistry::start().unwrap();
         transfer(&daemon, &source.name("me/tiny:1"), &registry.name("me/tiny:1"), &[]);
         assert!(registry.blob(digest).unwrap() == weights, "source, {tenth}");
+        let requests = source.requests();
+        let parts = requests.iter().filter(|request| request.path.contains(&sent(digest))).count();
+        assert_eq!(parts, 2, "source, {tenth}");
         // The rest was requested, not all of it.
         assert!(source.bytes_served() < weights.len() as u64 + 100_000, "{}", source.bytes_served());
         for keeps in [true, false] {
@@ -104,7 +107,7 @@ fn file_with_a_wrong_digest_is_not_published() {
     let (source, weights, digest) = source();
     for at in [0, weights.len() / 2, weights.len() - 1] {
         let registry = FakeRegistry::start().unwrap();
-        source.add_fault(&format!("/blobs/{digest}"), 1, Fault::FlipByte(at));
+        source.add_fault(&sent(digest), 1, Fault::FlipByte(at));
         let (from, to) = (source.name("me/tiny:1"), registry.name("me/tiny:1"));
         let error = daemon.command().run(["transfer", &from, &to, "--json"]).exits_with(1).error();
         assert!(error.message.contains("wrong digest: expected"), "{error}");
@@ -136,4 +139,9 @@ fn files_are_mounted_at_the_same_registry_and_others_are_refused() {
             daemon.command().run(["transfer", source, destination, "--json"]).exits_with(code).error();
         assert!(error.message.contains(expected), "{error}");
     }
+}
+
+/// Where the source sends the bytes of a file, after a redirect.
+fn sent(digest: Digest) -> String {
+    format!("/cdn/{digest}")
 }
