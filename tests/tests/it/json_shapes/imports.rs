@@ -211,4 +211,5 @@ pub(super) fn pushes(session: &mut Session, sample: &Sample) {
     for _refused_sent_present in 0..3 {
         session.ok("push", ["push", "large", &indexed]);
     }
+    session.ok("transfer", ["transfer", &indexed, &sample.registry.name("team/moved:2")]);
 }

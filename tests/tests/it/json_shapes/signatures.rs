@@ -41,6 +41,7 @@ pub(super) fn signatures(session: &mut Session, sample: &Sample) {
     for _refused_sent_present in 0..3 {
         session.ok("push", ["push", "base", &pushed]);
     }
+    session.ok("transfer", ["transfer", &pushed, &sample.registry.name("team/moved:3")]);
     if !session.has_daemon {
         let rule = format!("[[trust]]\npattern = \"base\"\nkeys = [{public:?}]\nmode = \"enforce\"\n");
         let config = sample.config("trust.toml", &rule);

@@ -146,7 +146,7 @@ fn files<'u>(source: &Reference, model: &PublishedModel) -> Vec<Upload<'u>> {
     let upload = |(file, name): (&Descriptor, Option<&str>)| Upload {
         file: file.clone(),
         name: name.unwrap_or_else(|| file.media_type.component()).to_owned(),
-        bytes: UploadBytes::Remote(model.remote(source, file)),
+        bytes: UploadBytes::Remote(Box::new(model.remote(source, file))),
     };
     files.into_iter().map(upload).collect()
 }

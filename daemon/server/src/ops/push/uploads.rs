@@ -58,7 +58,7 @@ pub(super) struct Upload<'u> {
 pub(super) enum UploadBytes<'u> {
     Stored(&'u StoredFile),
     /// Another registry has it.
-    Remote(RemoteFile),
+    Remote(Box<RemoteFile>),
     Layer(&'u ImageLayer<'u>),
     /// They were made for this push.
     Made(Bytes),
@@ -161,7 +161,8 @@ impl Uploads<'_> {
         let source = match bytes {
             UploadBytes::Stored(stored) => ContentSource::Stored(FileReader::new(store.content(), stored)),
             UploadBytes::Remote(remote) => {
-                ContentSource::Remote(PassingFile::new(self.registry, remote, (name, file)))
+                let passing = PassingFile::new(self.registry, remote, (name, file));
+                ContentSource::Remote(Box::new(passing))
             }
             UploadBytes::Layer(layer) => ContentSource::Layer(layer.reader(store.content())),
             UploadBytes::Made(bytes) => ContentSource::Made(bytes),
@@ -235,7 +236,7 @@ struct Content<'c> {
 
 enum ContentSource<'c> {
     Stored(FileReader<'c>),
-    Remote(PassingFile<'c>),
+    Remote(Box<PassingFile<'c>>),
     Layer(ArchiveReader<'c>),
     Made(&'c Bytes),
 }
