@@ -5,6 +5,7 @@ mod between;
 mod form;
 mod image;
 mod passing_file;
+mod progress;
 mod uploads;
 
 use std::cell::RefCell;
@@ -26,7 +27,8 @@ use tokio::sync::mpsc::Sender;
 pub(crate) use self::between::{Transfer, transfer};
 use self::form::Published;
 use self::image::ImageLayer;
-use self::uploads::{Progress, Upload, UploadBytes, Uploads};
+use self::progress::Progress;
+use self::uploads::{Upload, UploadBytes, Uploads};
 use super::policy::CallerPolicy;
 use super::{OpError, damage, send_progress};
 use crate::transfer::RateLimit;

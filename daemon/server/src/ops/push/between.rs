@@ -19,7 +19,8 @@ use tokio::sync::mpsc::Sender;
 
 use super::super::policy::CallerPolicy;
 use super::super::{OpError, send_progress};
-use super::uploads::{Progress, Upload, UploadBytes, Uploads};
+use super::progress::Progress;
+use super::uploads::{Upload, UploadBytes, Uploads};
 use super::{check_destination, new_signatures, stopped};
 use crate::transfer::RateLimit;
 

@@ -23,8 +23,8 @@ use tokio::sync::mpsc::Sender;
 
 use super::super::OpError;
 use super::form::{FormFile, Published, files, is_packed};
+use super::progress::Progress;
 use super::stopped;
-use super::uploads::Progress;
 
 /// The folder that the files are in.
 const FOLDER: &str = "models/";
