@@ -18,8 +18,8 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{
     ErrorBody, ErrorCode, audit_log, completions, config, df, doctor, edit, gc, history, login, ls, man,
-    outdated, overview, partial, promote, ps, pull, push, rm, serve, sign, suggest, tag, transfer, undo, usage_error,
-    verify, warm, web,
+    outdated, overview, partial, promote, ps, pull, push, rm, serve, sign, suggest, tag, transfer, undo,
+    usage_error, verify, warm, web,
 };
 
 /// One copy of every tensor on disk, one copy in RAM, for every engine on the machine.
