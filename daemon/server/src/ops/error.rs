@@ -122,6 +122,9 @@ pub enum OpError {
     Internal(String),
 }
 
+const WRONG_FILE_HINT: &str = "something changes data on its way, or the source has a damaged file: the model was not published; `blobd pull` finds out \
+     which bytes differ";
+
 impl OpError {
     /// The error as the protocol sends it.
     pub fn body(&self) -> ErrorBody {
@@ -247,10 +250,7 @@ impl OpError {
                 "something changes data on its way: pull again over another network, proxy or mirror, and if that \
                  does not help test this machine's memory; the received data was deleted"
             }
-            (Self::WrongFile { .. }, _) => {
-                "something changes data on its way, or the source has a damaged file: the model was not published; \
-                 `blobd pull` finds out which bytes differ"
-            }
+            (Self::WrongFile { .. }, _) => WRONG_FILE_HINT,
             (Self::Interrupted { source, .. }, _) if source.is_wrong_content() => {
                 "a proxy or mirror keeps another version, or only its publisher can correct it: the next pull downloads \
                  this file again"
