@@ -122,11 +122,7 @@ pub fn longest_requests(route: &str, models: Models<'_>) -> Vec<String> {
             vec![format!(r#"{{"targets":["{text}"]}}"#)],
         ]
         .concat(),
-        "POST /v1/edit" => {
-            let before = format!(r#"{{"source":"{stored}","target":"edited","dry_run":true,"keys":["#);
-            let key = |place| format!(r#"{{"key":"{place}","value":"1"}}"#);
-            lists(&before, key, MAX_EDITED_KEYS, "]}").to_vec()
-        }
+        "POST /v1/edit" => edited_keys(stored).to_vec(),
         "POST /v1/open" => {
             let before = |list| format!(r#"{{"reference":"{stored}","tensors":{{{list}:["#);
             let number: fn(usize) -> String = |place| place.to_string();
@@ -168,6 +164,12 @@ pub fn longest_requests(route: &str, models: Models<'_>) -> Vec<String> {
         ),
     };
     bodies.iter().map(request).collect()
+}
+
+fn edited_keys(stored: &str) -> [String; 2] {
+    let before = format!(r#"{{"source":"{stored}","target":"edited","dry_run":true,"keys":["#);
+    let key = |place| format!(r#"{{"key":"{place}","value":"1"}}"#);
+    lists(&before, key, MAX_EDITED_KEYS, "]}")
 }
 
 fn keys(stored: &str) -> [String; 2] {
