@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use blobd_store_format::reference::Reference;
+use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::header::HeaderName;
 use hyper::http::request::Parts;
@@ -38,7 +39,7 @@ pub(super) fn answer(daemon: &Daemon, view: &View, request: &Parts, path: &str) 
 /// The content of a file that is not in the snapshot of a stored model.
 pub(super) enum HubBody {
     File(Source),
-    Document(Vec<u8>),
+    Document(Bytes),
 }
 
 /// The answer about a repository that is not, or not wholly, stored. `body` makes the content of a file.
@@ -263,7 +264,7 @@ impl Asked<'_> {
         self.of_file(snapshot, file, answer)
     }
 
-    fn document_answer(&self, snapshot: &Snapshot, file: HubFile, content: Vec<u8>) -> Answer {
+    fn document_answer(&self, snapshot: &Snapshot, file: HubFile, content: Bytes) -> Answer {
         let answer = Answer::new(StatusCode::OK, FILE, content).versioned(self.request, &etag(file));
         self.of_file(snapshot, file, answer)
     }

@@ -14,8 +14,10 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{Components, HubFile as HubSource, PullSource};
+use bytes::Bytes;
 use hyper::Method;
 use hyper::header::RANGE;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing_mutex::stdsync::Mutex;
 
 use super::model_pull::ModelPull;
@@ -31,7 +33,7 @@ use crate::state::Daemon;
 const MAX_RELAYED_BYTES: u64 = 32 << 20;
 const NOT_YET: &str = "the hub has not answered, or not sent all small files yet";
 /// How many lists of files are remembered.
-const MAX_LISTINGS: usize = 64;
+const MAX_LISTINGS: usize = 24;
 
 /// What the hub has answered lately, by repository and revision.
 #[derive(Debug, Default)]
@@ -120,27 +122,58 @@ impl HubListings {
     }
 }
 
-/// The content of files that are not stored, the newest last.
-#[derive(Debug, Default)]
-pub(super) struct SmallFiles(Mutex<VecDeque<(HubContent, Vec<u8>)>>);
+/// The content of files that are not stored.
+#[derive(Debug)]
+pub(super) struct SmallFiles {
+    /// The newest last.
+    kept: Mutex<VecDeque<(HubContent, Bytes)>>,
+    /// Units of what may be in memory, with what clients have not taken yet.
+    memory: Arc<Semaphore>,
+}
+
+/// A file's content, and its units until the last client has taken it.
+struct Held(Vec<u8>, #[expect(dead_code, reason = "returned when it is dropped")] OwnedSemaphorePermit);
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Default for SmallFiles {
+    fn default() -> Self {
+        let units = usize::try_from(Self::MAX_BYTES / Self::UNIT_BYTES).unwrap_or(usize::MAX);
+        Self { kept: Mutex::default(), memory: Arc::new(Semaphore::new(units)) }
+    }
+}
 
 impl SmallFiles {
-    const MAX_BYTES: u64 = 32 << 20;
+    const UNIT_BYTES: u64 = 64 << 10;
+    const MAX_BYTES: u64 = 96 << 20;
+    const MAX_KEPT_BYTES: u64 = 32 << 20;
+    /// How long a client waits for others that take their files slowly.
+    const LIMIT: Duration = Duration::from_secs(30);
 
-    fn get(&self, file: HubContent) -> Option<Vec<u8>> {
-        lock(&self.0).iter().find(|(known, _)| *known == file).map(|(_, content)| content.clone())
+    fn get(&self, file: HubContent) -> Option<Bytes> {
+        lock(&self.kept).iter().find(|(known, _)| *known == file).map(|(_, content)| content.clone())
     }
 
-    /// Keeps a file, unless it would take the place of all others.
-    fn add(&self, file: HubContent, content: &[u8]) {
-        if content.len() as u64 > Self::MAX_BYTES / 2 {
-            return;
+    /// Reserves memory for a file; `None` if other files have all of it for too long.
+    async fn reserve(&self, size: u64) -> Option<OwnedSemaphorePermit> {
+        let units = u32::try_from(size.div_ceil(Self::UNIT_BYTES)).ok()?;
+        let reserved = Arc::clone(&self.memory).acquire_many_owned(units);
+        tokio::time::timeout(Self::LIMIT, reserved).await.ok()?.ok()
+    }
+
+    /// Keeps a file in place of the oldest ones.
+    fn keep(&self, file: HubContent, content: Vec<u8>, reserved: OwnedSemaphorePermit) -> Bytes {
+        let content = Bytes::from_owner(Held(content, reserved));
+        let mut kept = lock(&self.kept);
+        kept.push_back((file, content.clone()));
+        while kept.iter().map(|(_, content)| content.len() as u64).sum::<u64>() > Self::MAX_KEPT_BYTES {
+            kept.pop_front();
         }
-        let mut files = lock(&self.0);
-        files.push_back((file, content.to_vec()));
-        while files.iter().map(|(_, content)| content.len() as u64).sum::<u64>() > Self::MAX_BYTES {
-            files.pop_front();
-        }
+        content
     }
 }
 
@@ -254,13 +287,16 @@ impl PullThrough {
     /// A file that is in git, or no part of a model.
     async fn relayed(&self, file: &AskedFile<'_>) -> Result<HubBody, Box<Answered>> {
         let Some(known) = HubContent::of_listed(file.file) else { return Err(refusal("has no digest")) };
+        if let Some(content) = self.small_files.get(known) {
+            return Ok(HubBody::Document(content));
+        }
+        let Some(reserved) = self.small_files.reserve(file.file.size.min(MAX_RELAYED_BYTES)).await else {
+            return Err(refusal("too many files are being sent"));
+        };
+        // Another client may have waited for the same one.
         let content = match self.small_files.get(known) {
             Some(content) => content,
-            None => {
-                let content = file.relayed().await?;
-                self.small_files.add(known, &content);
-                content
-            }
+            None => self.small_files.keep(known, file.relayed().await?, reserved),
         };
         Ok(HubBody::Document(content))
     }
@@ -381,17 +417,21 @@ mod tests {
         assert!(lock(&listings.0).len() <= MAX_LISTINGS + 1);
     }
 
-    #[test]
-    fn small_files_are_kept_up_to_a_limit() {
+    #[tokio::test]
+    async fn small_files_are_kept_up_to_a_limit_and_those_being_sent_count() {
         let small = SmallFiles::default();
         let file = |number: u8| HubContent::Digest(Digest::of(&[number]));
-        let content = vec![0; usize::try_from(SmallFiles::MAX_BYTES).unwrap() / 2];
-        for number in 0..3 {
-            small.add(file(number), &content);
+        let size = SmallFiles::MAX_KEPT_BYTES / 2;
+        let content = vec![0; usize::try_from(size).unwrap()];
+        let mut sent = Vec::new();
+        for number in 0..6 {
+            let reserved = small.reserve(size).await.unwrap();
+            sent.push(small.keep(file(number), content.clone(), reserved));
         }
-        assert!(small.get(file(0)).is_none());
-        assert!(small.get(file(1)).is_some() && small.get(file(2)).is_some());
-        small.add(file(3), &vec![0; content.len() * 3]);
-        assert!(small.get(file(3)).is_none() && small.get(file(2)).is_some());
+        assert!(small.get(file(3)).is_none());
+        assert!(small.get(file(4)).is_some() && small.get(file(5)).is_some());
+        assert_eq!(small.memory.available_permits(), 0, "clients have all memory");
+        sent.clear();
+        assert!(small.reserve(size).await.is_some());
     }
 }
