@@ -71,6 +71,7 @@ fn every_request_that_reads_or_adds_a_denied_model_is_refused() {
     };
     for (request, checked) in documented_table("2.3 Policy") {
         let by_source = format!("{{\"reference\":\"{source}\"}}");
+        let transfer = format!("{{\"source\":\"{source}\",\"destination\":\"127.0.0.1:1/a/b\"}}");
         let pair = "{\"source\":\"acme/m\",\"target\":\"n\"}";
         let body = match request.as_str() {
             _ if checked == "nothing" => continue,
@@ -79,6 +80,7 @@ fn every_request_that_reads_or_adds_a_denied_model_is_refused() {
             "POST /v1/sign" => "{\"reference\":\"acme/m\",\"bundle\":\"{}\"}",
             "POST /v1/push" => "{\"reference\":\"acme/m\",\"destination\":\"127.0.0.1:1/a/b\"}",
             "POST /v1/pull" | "POST /v1/pull/plan" | "POST /v1/resolve" | "POST /v1/inspect" => &by_source,
+            "POST /v1/transfer" => &transfer,
             "POST /v1/tag" | "POST /v1/rename" => pair,
             "POST /v1/edit" => {
                 "{\"source\":\"acme/m\",\"target\":\"n\",\"keys\":[{\"key\":\"general.name\",\"value\":\"n\"}]}"

@@ -81,8 +81,7 @@ impl ModelArgs {
         let model = match describe_stored(&connected.client, &reference) {
             Err(error) if error.code != ErrorCode::NotFound || self.lookup.stored => Err(error),
             Err(error) if !self.lookup.asks_registry(&self.model, &source) => {
-                let hint = error.hint.as_ref().map_or_else(String::new, |hint| format!("{hint}; "));
-                Err(error.with_hint(format!("{hint}--remote asks its registry, {}", source.host())))
+                Err(self.with_remote_hint(error, &source))
             }
             Err(error) => {
                 // Without a tag, one of the stored tags was meant more likely than another one at the registry.
@@ -98,6 +97,20 @@ impl ModelArgs {
             note_name(global, &reference, &stored.short());
         }
         Ok(model)
+    }
+
+    /// No registry was asked.
+    fn with_remote_hint(&self, error: ErrorBody, source: &PullSource) -> ErrorBody {
+        let known = error.hint.as_ref().map_or_else(String::new, |hint| format!("{hint}; "));
+        let has_owner =
+            matches!(source, PullSource::Registry(name) if name.namespace() != Reference::DEFAULT_NAMESPACE);
+        let typed = self.model.trim();
+        let hub = if has_owner {
+            format!("; a repository of Hugging Face is hf.co/{typed}")
+        } else {
+            String::new()
+        };
+        error.with_hint(format!("{known}--remote asks its registry, {}{hub}", source.host()))
     }
 
     /// A folder of the name that was not found may have been meant.
