@@ -47,7 +47,7 @@ use crate::protocol::event::Event;
 use crate::protocol::request::OpenParams;
 use crate::protocol::response::SessionList;
 use crate::protocol::route::routes;
-use crate::protocol::{access, event, naming, pull, request, response, signatures, space, upkeep};
+use crate::protocol::{access, event, naming, pull, push, request, response, signatures, space, upkeep};
 
 /// An asynchronous client of a daemon.
 #[derive(Clone, Debug)]

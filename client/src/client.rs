@@ -39,7 +39,7 @@ use crate::protocol::route::{Encoded, Received, Route, markers, routes};
 use crate::protocol::space::DiskUsage;
 use crate::protocol::upkeep::EvictionPlan;
 use crate::protocol::upkeep::GcReport;
-use crate::protocol::{access, event, naming, pull, request, response, signatures, space, upkeep};
+use crate::protocol::{access, event, naming, pull, push, request, response, signatures, space, upkeep};
 use crate::sockets;
 pub use stop::Stop;
 

@@ -14,6 +14,7 @@ pub mod lists;
 pub mod naming;
 pub mod params;
 pub mod pull;
+pub mod push;
 pub mod request;
 pub mod request_id;
 pub mod response;

@@ -9,7 +9,7 @@ use super::error::{ErrorBody, ErrorCode};
 use super::fit::FitParams;
 use super::naming::EditParams;
 use super::naming::{PromoteParams, UndoParams};
-use super::pull::{PushParams, TransferParams};
+use super::push::{PushParams, TransferParams};
 use super::request::{
     GcParams, ImportParams, LimitParams, OpenParams, PinParams, PullParams, ReleaseParams, RemoveParams,
     RenameParams, TagParams, UndeleteParams, VerifyParams,

@@ -15,7 +15,7 @@ use super::event::Event;
 pub use super::params::Params;
 use super::params::{EvictionParams, NoParams, SessionParams, Subject, UriParams, UsageParams, path_of};
 use super::request::{OpenPurpose, PinParams};
-use super::{access, audit, event, fit, naming, pull, request, response, signatures, space, upkeep};
+use super::{access, audit, event, fit, naming, pull, push, request, response, signatures, space, upkeep};
 
 /// Two requests have this path.
 const GC: &str = "/v1/gc";
@@ -115,10 +115,10 @@ macro_rules! routes {
                 fn pull(request::PullParams) -> Events(pull::PullProgress, pull::PullDone);
             /// Uploads a model to a registry.
             Push: Post "/v1/push", "push", Administer, [Audited],
-                fn push(pull::PushParams) -> Events(event::WorkProgress, pull::Pushed);
+                fn push(push::PushParams) -> Events(event::WorkProgress, push::Pushed);
             /// Publishes a model of one registry at another, without storing it.
             Transfer: Post "/v1/transfer", "transfer", Administer, [Audited],
-                fn transfer(pull::TransferParams) -> Events(event::WorkProgress, pull::Transferred);
+                fn transfer(push::TransferParams) -> Events(event::WorkProgress, push::Transferred);
             /// The plan of a pull: the bytes to download and those to reuse. Requests the manifest, headers and samples of
             /// tensors from the registry, and stores nothing.
             PullPlan: Post "/v1/pull/plan", "pull plan", Pull, [Action],

@@ -6,8 +6,8 @@ use blobd_cli_common::model_name::{ModelName, only, parse_new_name};
 use blobd_cli_common::output::{counted, human_bytes, print_json, printable, sum_of_parts};
 use blobd_cli_common::progress::{Bar, Progress};
 use blobd_client::protocol::event::{Event, Phase, WorkProgress};
-use blobd_client::protocol::pull::{
-    ArtifactDelivery, FileDelivery, PushForm, PushParams, Pushed, PushedIndex, PushedSignature,
+use blobd_client::protocol::push::{
+    ArtifactDelivery, FileDelivery, Publication, PushForm, PushParams, Pushed, PushedIndex, PushedSignature,
 };
 use blobd_store_format::size::parse_rate;
 use clap::{Args, ValueEnum};
@@ -85,7 +85,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     shown.end()?;
     let pushed = pushed?;
     let print = if params.dry_run { print_result } else { print_report };
-    print(global, &pushed, render)
+    print(global, &pushed, |pushed: &Pushed| render(&pushed.publication, form_of(pushed)))
 }
 
 /// The progress of a push on the terminal, or as lines of JSON.
@@ -128,8 +128,9 @@ impl Sending {
     }
 }
 
-pub(super) fn render(pushed: &Pushed) -> String {
-    let Pushed { destination, digest, size, .. } = pushed;
+/// What was published, for a person. `form` follows the manifest's digest.
+pub(super) fn render(pushed: &Publication, form: &str) -> String {
+    let Publication { destination, digest, size, .. } = pushed;
     let destination = printable(destination);
     let parts = [
         (pushed.sent_bytes, if pushed.dry_run { "to send" } else { "sent" }),
@@ -150,14 +151,17 @@ pub(super) fn render(pushed: &Pushed) -> String {
     };
     let index = pushed.index.as_ref().map_or_else(String::new, render_index);
     let signatures = render_signatures(&pushed.signatures);
-    let form = match pushed.form {
+    let (digest, size) = (digest.short(), human_bytes(*size));
+    format!("{destination} {digest}{form}: {size}{sources}{files}\n{replaced}{index}{signatures}")
+}
+
+fn form_of(pushed: &Pushed) -> &'static str {
+    match pushed.form {
         PushForm::Modelpack => " as modelpack",
         PushForm::Docker => " as docker",
         PushForm::Image => " as image",
         _ => "",
-    };
-    let (digest, size) = (digest.short(), human_bytes(*size));
-    format!("{destination} {digest}{form}: {size}{sources}{files}\n{replaced}{index}{signatures}")
+    }
 }
 
 /// Lines about the signatures, unless the registry had them.

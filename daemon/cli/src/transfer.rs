@@ -3,7 +3,7 @@
 use blobd_cli_common::Global;
 use blobd_cli_common::connect::{client_error, connect, print_report, print_result};
 use blobd_cli_common::model_name::parse_new_name;
-use blobd_client::protocol::pull::{PushForm, Pushed, TransferParams, Transferred};
+use blobd_client::protocol::push::{TransferParams, Transferred};
 use blobd_store_format::size::parse_rate;
 use clap::Args;
 
@@ -48,32 +48,5 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let transferred = connected.client.transfer(&request, |event| shown.show(event)).map_err(client_error);
     shown.end()?;
     let print = if dry_run { print_result } else { print_report };
-    print(global, &transferred?, described)
-}
-
-fn described(transferred: &Transferred) -> String {
-    render(&as_pushed(transferred))
-}
-
-/// What a push of the model would have done.
-fn as_pushed(transferred: &Transferred) -> Pushed {
-    let Transferred { source, destination, digest, replaced, unchanged, size, .. } = transferred.clone();
-    let Transferred { sent_bytes, mounted_bytes, present_bytes, .. } = *transferred;
-    let Transferred { files, index, signatures, dry_run, .. } = transferred.clone();
-    Pushed {
-        name: source,
-        destination,
-        digest,
-        form: PushForm::Original,
-        replaced,
-        unchanged,
-        size,
-        sent_bytes,
-        mounted_bytes,
-        present_bytes,
-        files,
-        index,
-        signatures,
-        dry_run,
-    }
+    print(global, &transferred?, |transferred: &Transferred| render(&transferred.publication, ""))
 }

@@ -10,7 +10,8 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::naming::{
     Edited, LostModel, NameEffects, Pinned, Promoted, Removed, Renamed, Tagged, Undeleted, Undone, UndoneName,
 };
-use blobd_client::protocol::pull::{CorrectedFile, DifferingRange, Imported, PullDone, Pushed, Transferred};
+use blobd_client::protocol::pull::{CorrectedFile, DifferingRange, Imported, PullDone};
+use blobd_client::protocol::push::{Publication, Pushed, Transferred};
 use blobd_client::protocol::response::{Released, SessionSummary};
 use blobd_client::protocol::signatures::Signed;
 use blobd_client::protocol::space::DroppedDownloads;
@@ -207,36 +208,35 @@ impl Finished for PullDone {
 }
 
 impl Finished for Pushed {
-    /// The store is as it was, but the registry may not be.
     fn outcome(&self) -> Outcome {
-        Outcome::new(&self.name, self.digest)
-            .with_bytes(self.sent_bytes)
-            .with("destination", &*self.destination)
-            .with_some("replaced", self.replaced.map(|digest| digest.to_string()))
-            .dry_run_if(self.dry_run)
-            .changed_if(!self.unchanged || self.sent_bytes > 0)
+        published(&self.name, &self.publication)
     }
 
     fn write(&self, requester: Requester) {
-        let Self { name, destination, digest, sent_bytes, .. } = self;
-        log!(requester, model = %name, destination, %digest, sent_bytes, "push");
+        let Publication { destination, digest, sent_bytes, .. } = &self.publication;
+        log!(requester, model = %self.name, destination, %digest, sent_bytes, "push");
     }
 }
 
 impl Finished for Transferred {
     fn outcome(&self) -> Outcome {
-        Outcome::new(&self.source, self.digest)
-            .with_bytes(self.sent_bytes)
-            .with("destination", &*self.destination)
-            .with_some("replaced", self.replaced.map(|digest| digest.to_string()))
-            .dry_run_if(self.dry_run)
-            .changed_if(!self.unchanged || self.sent_bytes > 0)
+        published(&self.source, &self.publication)
     }
 
     fn write(&self, requester: Requester) {
-        let Self { source, destination, digest, sent_bytes, .. } = self;
-        log!(requester, model = %source, destination, %digest, sent_bytes, "transfer");
+        let Publication { destination, digest, sent_bytes, .. } = &self.publication;
+        log!(requester, model = %self.source, destination, %digest, sent_bytes, "transfer");
     }
+}
+
+/// The store is as it was, but the registry may not be.
+fn published(name: &str, publication: &Publication) -> Outcome {
+    Outcome::new(name, publication.digest)
+        .with_bytes(publication.sent_bytes)
+        .with("destination", &*publication.destination)
+        .with_some("replaced", publication.replaced.map(|digest| digest.to_string()))
+        .dry_run_if(publication.dry_run)
+        .changed_if(!publication.unchanged || publication.sent_bytes > 0)
 }
 
 impl Finished for Imported {

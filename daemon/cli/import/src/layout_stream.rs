@@ -92,7 +92,7 @@ impl LayoutStream {
                     let live = Self::with_index(tar, copies, &raw, bar)?;
                     let has_delta =
                         live.models.iter().any(|(_, manifest)| manifest.as_ref().is_ok_and(is_delta));
-                    // Of other programs: where their bundles are is known only when they were read.
+                    // A layout by another program: which of its files are bundles is known only after reading them.
                     let seeks = live.signatures.listed.iter().any(|signature| signature.bundle.is_none());
                     return match has_delta || seeks {
                         true => live.copied_whole(&raw, bar).map(OpenedStream::Copied),

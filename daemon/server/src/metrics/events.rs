@@ -17,7 +17,7 @@ const OPEN_SECONDS: [f64; 11] = [0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02
 const BYTES_PER_SECOND: [f64; 9] = [1e5, 1e6, 5e6, 1e7, 5e7, 1e8, 5e8, 1e9, 5e9];
 
 const RESULTS: [&str; 3] = ["ok", "failed", "cancelled"];
-/// Of HTTP, by the first digit of the status.
+/// The classes of HTTP statuses, named by their first digit.
 const STATUSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
 
 #[derive(Debug)]

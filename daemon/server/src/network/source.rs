@@ -24,7 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub(super) enum Source {
     Stored(Arc<ServedFile>),
     Arriving(Box<ArrivingFile>),
-    /// Of a file of this size only the headers are asked for.
+    /// Only the headers of a file of this size were requested.
     Announced(u64),
 }
 

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blobd_client::protocol::event::{Phase, Progress as _, WorkProgress};
-use blobd_client::protocol::pull::{PushForm, PushParams, Pushed};
+use blobd_client::protocol::push::{PushForm, PushParams, Pushed};
 use blobd_registry::{Destination, NewSignature, NewTensorIndex, PackedRecipe, RegistryClient};
 use blobd_store::{Model, Store, StoredFile};
 use blobd_store_format::manifest::Manifest;
@@ -82,8 +82,6 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
         store,
         registry,
         events,
-        name: model.reference.short(),
-        form: params.form,
         is_dry_run: params.dry_run,
         destination,
         files: sources(stored, &layers, &published),
@@ -94,11 +92,11 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
         deliveries: RefCell::default(),
         progress: Progress::new(events, "sending", Phase::Sending),
     };
-    uploads.run(handle)
+    Ok(Pushed { name: model.reference.short(), form: params.form, publication: uploads.run(handle)? })
 }
 
 fn stopped() -> OpError {
-    OpError::Internal("the client of this push has disconnected".to_owned())
+    OpError::Internal("the client of this upload has disconnected".to_owned())
 }
 
 /// Refuses a name to publish a model as that nobody can push to. `is_given` is whether it is not the model's own.

@@ -17,7 +17,7 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// A meter for work of which `done` is done already.
+    /// A meter for work that begins with `done` completed already.
     pub(super) fn starting_at(now: Instant, done: u64) -> Self {
         Self { samples: VecDeque::from([(now, done)]), done, moved: now }
     }

@@ -165,7 +165,7 @@ impl SmallFiles {
         tokio::time::timeout(Self::LIMIT, reserved).await.ok()?.ok()
     }
 
-    /// Keeps a file in place of the oldest ones.
+    /// Keeps a file, and drops the oldest ones beyond the limit.
     fn keep(&self, file: HubContent, content: Vec<u8>, reserved: OwnedSemaphorePermit) -> Bytes {
         let content = Bytes::from_owner(Held(content, reserved));
         let mut kept = lock(&self.kept);
@@ -203,7 +203,7 @@ impl PullThrough {
         }
         let limit = if is_stored { SHORT_LIMIT } else { asked.limit(MANIFEST_LIMIT) };
         let listing = match self.listings.get(asked, (repository, revision), limit).await {
-            // Of another commit, so that the answer is that there is no such revision.
+            // The list of the main branch has another commit, so the answer says that there is no such revision.
             Err(Failure::Missing) if !is_stored => {
                 self.listings.get(asked, (repository, HubSource::DEFAULT_REVISION), limit).await
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blobd_client::protocol::event::{Phase, Progress as _, WorkProgress};
-use blobd_client::protocol::pull::{PushForm, Pushed, TransferParams, Transferred};
+use blobd_client::protocol::push::{TransferParams, Transferred};
 use blobd_registry::{
     Destination, NewSignature, NewTensorIndex, PackedRecipe, PublishedModel, RegistryClient, RemoteModel,
 };
@@ -63,8 +63,6 @@ pub(crate) fn transfer(transfer: Transfer<'_>) -> Result<Transferred, OpError> {
         store,
         registry,
         events,
-        name: source.to_string(),
-        form: PushForm::Original,
         is_dry_run: params.dry_run,
         destination,
         files: files(source, &found.model),
@@ -75,7 +73,7 @@ pub(crate) fn transfer(transfer: Transfer<'_>) -> Result<Transferred, OpError> {
         deliveries: RefCell::default(),
         progress: Progress::new(events, "passing on", Phase::Sending),
     };
-    Ok(transferred(uploads.run(handle)?))
+    Ok(Transferred { source: source.to_string(), publication: uploads.run(handle)? })
 }
 
 /// What the source has.
@@ -150,24 +148,4 @@ fn files<'u>(source: &Reference, model: &PublishedModel) -> Vec<Upload<'u>> {
         bytes: UploadBytes::Remote(Box::new(model.remote(source, file))),
     };
     files.into_iter().map(upload).collect()
-}
-
-fn transferred(pushed: Pushed) -> Transferred {
-    let Pushed { name: source, destination, digest, replaced, unchanged, size, .. } = pushed;
-    let Pushed { sent_bytes, mounted_bytes, present_bytes, files, index, signatures, dry_run, .. } = pushed;
-    Transferred {
-        source,
-        destination,
-        digest,
-        replaced,
-        unchanged,
-        size,
-        sent_bytes,
-        mounted_bytes,
-        present_bytes,
-        files,
-        index,
-        signatures,
-        dry_run,
-    }
 }

@@ -7,7 +7,7 @@
 //!
 //! Sources: `docker/model-runner` (`pkg/distribution`) and `modelpack/model-spec`.
 
-use blobd_client::protocol::pull::PushForm;
+use blobd_client::protocol::push::PushForm;
 use blobd_store::{Model, RecordedFacts, StoredFile};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blobd_client::protocol::event::{Phase, Progress as _, WorkProgress};
-use blobd_client::protocol::pull::{
-    ArtifactDelivery, FileDelivery, PushForm, Pushed, PushedFile, PushedIndex, PushedSignature,
+use blobd_client::protocol::push::{
+    ArtifactDelivery, FileDelivery, Publication, PushedFile, PushedIndex, PushedSignature,
 };
 use blobd_registry::{
     Delivery, Destination, NewSignature, NewTensorIndex, RegistryClient, RegistryError, RemoteFile,
@@ -69,9 +69,6 @@ pub(super) struct Uploads<'u> {
     pub(super) store: &'u Arc<Store>,
     pub(super) registry: &'u RegistryClient,
     pub(super) events: &'u Sender<WorkProgress>,
-    /// The model's name where it comes from.
-    pub(super) name: String,
-    pub(super) form: PushForm,
     pub(super) is_dry_run: bool,
     pub(super) destination: Destination,
     pub(super) files: Vec<Upload<'u>>,
@@ -85,7 +82,7 @@ pub(super) struct Uploads<'u> {
 
 impl Uploads<'_> {
     /// Uploads everything, unless the client goes.
-    pub(super) fn run(&self, handle: &Handle) -> Result<Pushed, OpError> {
+    pub(super) fn run(&self, handle: &Handle) -> Result<Publication, OpError> {
         handle.block_on(async {
             tokio::select! {
                 pushed = self.upload() => pushed,
@@ -94,7 +91,7 @@ impl Uploads<'_> {
         })
     }
 
-    async fn upload(&self) -> Result<Pushed, OpError> {
+    async fn upload(&self) -> Result<Publication, OpError> {
         let Self { registry, events, manifest, .. } = self;
         let status = format!("asking {}", self.destination.reference().host());
         send_progress(events, WorkProgress::working(status, Phase::Resolving));
@@ -118,7 +115,7 @@ impl Uploads<'_> {
         for (key_id, signature) in &self.signatures {
             signatures.push(self.publish_signature(key_id.clone(), signature).await);
         }
-        Ok(Pushed { index, signatures, ..self.pushed(before) })
+        Ok(Publication { index, signatures, ..self.publication(before) })
     }
 
     /// As [`Self::publish_index`], for a signature.
@@ -184,7 +181,7 @@ impl Uploads<'_> {
         self.deliveries.borrow().get(&file.digest).copied().unwrap_or(FileDelivery::Sent)
     }
 
-    fn pushed(&self, before: Option<Digest>) -> Pushed {
+    fn publication(&self, before: Option<Digest>) -> Publication {
         let digest = self.manifest.digest();
         let file = |Upload { file, name, .. }: &Upload<'_>| PushedFile {
             name: name.clone(),
@@ -198,11 +195,9 @@ impl Uploads<'_> {
             sizes.fold(0, u64::saturating_add)
         };
         let [sent, mounted, present] = [FileDelivery::Sent, FileDelivery::Mounted, FileDelivery::Present];
-        Pushed {
-            name: self.name.clone(),
+        Publication {
             destination: self.destination.reference().to_string(),
             digest,
-            form: self.form,
             replaced: before.filter(|before| *before != digest),
             unchanged: before == Some(digest),
             size: bytes(&[sent, mounted, present]),

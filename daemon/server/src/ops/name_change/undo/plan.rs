@@ -30,7 +30,7 @@ pub(super) struct Plan {
 
 #[derive(Debug)]
 pub(super) enum Step {
-    /// The model gets its old name in place of its own.
+    /// Gives the model its old name back, and removes the new one.
     Rename { from: Reference, to: Reference, digest: Digest },
     /// The name gets the version that it had before.
     Restore { name: Reference, replaced: Option<Digest>, version: Version },
@@ -212,7 +212,7 @@ fn planned<'c>(work: &Work<'_>, changes: &'c [RecordedChange], lease: &Lease) ->
     changes.iter().map(|change| (change, step(change))).collect()
 }
 
-/// The old name and the new one, if the change has given a model another name in place of its own.
+/// The old name and the new one, if the change was a renaming.
 fn renamed(changes: &[RecordedChange]) -> Option<(&RecordedChange, &RecordedChange)> {
     let [a, b] = changes else { return None };
     let (old, new) = if a.entry.digest.is_none() { (a, b) } else { (b, a) };
