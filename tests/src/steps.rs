@@ -121,7 +121,7 @@ impl Step {
             )
             .map(|_| ()),
             Self::Undo { name, .. } => {
-                let params = UndoParams { reference: Some(reference(name)), dry_run: false };
+                let params = UndoParams { reference: Some(reference(name)), ..UndoParams::default() };
                 ops::undo(store, Requester::own(), &ops::CallerPolicy::default(), &params).map(|_| ())
             }
             Self::Pin { name, pinned } => {

@@ -312,6 +312,10 @@ pub struct UndoParams {
     /// The name whose newest change is taken back; the caller's newest change of any name if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<Reference>,
+    /// The change that is expected, as a dry run has named it: if another one would be taken back by now, nothing is changed
+    /// and the answer is `busy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<String>,
     /// Only report what would be taken back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
@@ -320,6 +324,8 @@ pub struct UndoParams {
 /// A change of names that was taken back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Undone {
+    /// Identifies the change.
+    pub change: String,
     /// The verb of the change, such as `rm`.
     pub verb: String,
     /// When it happened.

@@ -150,7 +150,7 @@ macro_rules! routes {
             Undelete: Post "/v1/undelete", "undelete", Pull, [Audited, Once, Action],
                 fn undelete(request::UndeleteParams) -> Document(naming::Undeleted);
             /// Takes back a change of names: the caller's newest one, or that of a given name.
-            Undo: Post "/v1/undo", "undo", Pull, [Audited, Once],
+            Undo: Post "/v1/undo", "undo", Pull, [Audited, Once, Action],
                 fn undo(naming::UndoParams) -> Document(naming::Undone);
             /// Pins or unpins a model. Eviction and removal do not affect a pinned model.
             Pin: Post "/v1/pin", "pin", Pull, [Audited, Action],

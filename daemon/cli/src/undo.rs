@@ -40,13 +40,13 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let connected = connect(global)?;
     let client = &connected.client;
     let reference = params.model.as_ref().map(|model| only(global, client, model)).transpose()?;
-    let request = UndoParams { reference, dry_run: params.dry_run };
+    let request = UndoParams { reference, dry_run: params.dry_run, ..UndoParams::default() };
     let undone = client.undo(&request).map_err(client_error)?;
     print_report(global, &undone, |undone| render(global, undone))
 }
 
 fn render(global: &Global, undone: &Undone) -> String {
-    let Undone { verb, time, user, uid, names, reversed_by, dry_run, effects } = undone;
+    let Undone { change: _, verb, time, user, uid, names, reversed_by, dry_run, effects } = undone;
     let is_own = rustix::process::geteuid().as_raw() == *uid;
     let user = user.clone().unwrap_or_else(|| format!("uid {uid}"));
     let by = if is_own { String::new() } else { format!("{}, ", printable(&user)) };

@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
+use blobd_client::protocol::error::ErrorCode;
+use blobd_client::protocol::naming::UndoParams;
 use blobd_tests::command::Run;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
@@ -96,6 +98,28 @@ fn each_verb_that_changes_names_is_taken_back() {
         is_taken_back_and_reversed(&daemon, line);
     }
     daemon.command().line("verify").succeeds();
+}
+
+/// What a program has shown to its user by a dry run is taken back, and nothing newer.
+#[test]
+fn only_the_change_that_is_expected_is_taken_back() {
+    let daemon = TestDaemon::start();
+    import(&daemon, 1, "m");
+    daemon.command().line("tag m n").succeeds();
+    let client = daemon.client();
+    let planned = client.undo(&UndoParams { dry_run: true, ..UndoParams::default() }).unwrap();
+    daemon.command().line("tag m o").succeeds();
+    let before = models(&daemon);
+    let expected = UndoParams { change: Some(planned.change.clone()), ..UndoParams::default() };
+    for dry_run in [true, false] {
+        let refused = client.undo(&UndoParams { dry_run, ..expected.clone() }).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::Busy, "{refused}");
+        assert!(refused.to_string().contains("a newer change now, by `tag`"), "{refused}");
+    }
+    assert_eq!(models(&daemon), before);
+    undo(&daemon, "undo");
+    assert_eq!(client.undo(&expected).unwrap().change, planned.change);
+    assert_eq!(models(&daemon).len(), 1);
 }
 
 #[test]

@@ -46,6 +46,8 @@ pub enum OpError {
     NotInTrash { name: String },
     #[error("{}: no change is recorded that can be taken back", name.as_ref().map_or_else(|| "undo".to_owned(), |name| format!("model {name}")))]
     NothingToUndo { name: Option<String> },
+    #[error("undo: there is a newer change now, by `{verb}`; nothing was taken back")]
+    NewerChange { verb: &'static str },
     #[error(
         "model {name}: its newest change (`{verb}`) was made by another user: expected uid {by}, found uid {uid}"
     )]
@@ -175,6 +177,7 @@ impl OpError {
                 ErrorCode::Denied
             }
             Self::ChangedMeanwhile { .. }
+            | Self::NewerChange { .. }
             | Self::ChangedSince { .. }
             | Self::DownloadInUse { .. }
             | Self::NoMemory { .. } => ErrorCode::Busy,

@@ -1,6 +1,7 @@
 //! The file with the history of one name: who set or removed it, when, and by which verb.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -58,6 +59,13 @@ impl Verb {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ChangeId(u64);
+
+/// A text, because the number is larger than those that JavaScript's numbers can hold.
+impl fmt::Display for ChangeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 impl ChangeId {
     /// The nanoseconds since 1970, but more than those of the last one of this process. One process at a time has the store

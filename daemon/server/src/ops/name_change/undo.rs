@@ -26,7 +26,7 @@ use plan::{NamedVersion, Plan, Step, Version};
 /// administrator does if it is another user's. What had a name until now goes to the trash unless it has another name.
 ///
 /// # Errors
-/// [`OpError::NothingToUndo`]; [`OpError::ChangeOfAnother`]; [`OpError::ChangedSince`]; [`OpError::EarlierVersionGone`]; those
+/// [`OpError::NothingToUndo`]; [`OpError::NewerChange`]; [`OpError::ChangeOfAnother`]; [`OpError::ChangedSince`]; [`OpError::EarlierVersionGone`]; those
 /// of [`Names::check_change`](blobd_store::Names::check_change); [`OpError::DeniedByPolicy`]. If the request has changed
 /// several names, [`OpError::CannotUndo`]. Nothing was changed then.
 pub fn undo(
@@ -40,6 +40,9 @@ pub fn undo(
         let lease = store.liveness().leases().grant("undo");
         let plan = Plan::new(&work, params.reference.as_ref(), &lease)?;
         let mut undone = plan.described();
+        if params.change.as_ref().is_some_and(|expected| *expected != undone.change) {
+            return Err(OpError::NewerChange { verb: plan.change.entry.actor.verb.name() });
+        }
         if params.dry_run {
             return Ok(Undone { dry_run: true, ..undone });
         }

@@ -97,6 +97,7 @@ impl Plan {
     pub(super) fn described(&self) -> Undone {
         let HistoryEntry { time, actor, .. } = &self.change.entry;
         Undone {
+            change: self.change.id.to_string(),
             verb: actor.verb.name().to_owned(),
             time: rfc3339(*time),
             uid: actor.uid,
