@@ -209,6 +209,14 @@ fn quantisation_of_a_folder_is_that_of_its_configuration() {
     );
     let plain = json!({"model_type": "llama"});
     folder(&daemon, "plain", &plain, &[("model.layers.0.q_proj.weight", Dtype::BF16, &[128, 128])]);
+    // Recorded when they were stored, so that lists read no headers.
+    let list = daemon.command().line("ls --json").succeeds().json();
+    let listed = list["models"].as_array().unwrap().iter();
+    let listed: Vec<_> =
+        listed.map(|model| [&model["name"], &model["quantization"], &model["architecture"]]).collect();
+    let expected = [("gptq", "GPTQ 4-bit"), ("mlx", "MLX 4-bit"), ("plain", "BF16")]
+        .map(|(name, quantization)| [format!("{name}:latest"), quantization.to_owned(), "llama".to_owned()]);
+    assert_eq!(json!(listed), json!(expected));
     for (name, quantization, bits) in [
         ("gptq", "GPTQ 4-bit", 8.0 * f64::from(8192 + 64 + 256) / 16384.0),
         ("mlx", "MLX 4-bit", 4.5),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blobd_client::protocol::response::{LayerSummary, ModelDetails, ModelTensor};
 use blobd_model::facts::ModelFacts;
 use blobd_model::metadata_json::Abridger;
-use blobd_store::{NamedFile, Store};
+use blobd_store::{NamedFile, Store, StoredFile};
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::gguf::key_text;
 use blobd_store_format::recipe::{Recipe, TensorEntry};
@@ -14,7 +14,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::tensor::TensorFormat;
 
 use super::OpError;
-use super::new_model::{WEIGHTS, kind_of};
+use super::new_model::{WEIGHTS, kind_of, short_facts};
 
 mod headers;
 mod heads;
@@ -90,6 +90,27 @@ pub(crate) fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpE
         }
     }
     Ok(Shown { details, recipes })
+}
+
+/// Records what the headers of a safetensors model and its configuration say together, which no single file does, so that
+/// lists need none of them. If that fails, lists lack it, and the model is whole all the same.
+pub(super) fn complete_facts(store: &Store, reference: &Reference) {
+    let completed = || {
+        let model = store.names().model(reference)?;
+        let is_split = |file: &StoredFile| {
+            file.recipe.as_ref().is_some_and(|recipe| recipe.format() == Some(TensorFormat::Safetensors))
+        };
+        let digest = model.manifest.digest();
+        if store.names().facts(digest).quantization.is_some() || !model.files.iter().any(is_split) {
+            return Ok(());
+        }
+        let ModelDetails { kind, architecture, quantization, .. } = outline(store, reference)?.details;
+        Ok(store.names().complete_facts(digest, short_facts(kind, architecture, quantization))?)
+    };
+    if let Err(error) = completed() {
+        let error: OpError = error;
+        tracing::debug!("{}: what the model is was not recorded: {error}", reference.short());
+    }
 }
 
 fn split_tensors(recipes: &[(u32, Arc<Recipe>)]) -> impl Iterator<Item = &TensorEntry> + Clone {

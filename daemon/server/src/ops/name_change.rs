@@ -18,9 +18,9 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{PullSource, PulledSource};
 use tokio::sync::mpsc::Sender;
 
-use super::OpError;
 use super::policy::CallerPolicy;
 use super::space::{Evictions, ReportsTo, StoredBlobs, displaced, soft_quota_notes, space_hint};
+use super::{OpError, describe};
 use crate::requester::Requester;
 
 mod promote;
@@ -290,6 +290,9 @@ impl<'s> NameChange<'s> {
         let name = committed.name.as_ref().map(Reference::short).unwrap_or_default();
         let (unchanged, tag_changed) = (committed.is_unchanged(), committed.tag_changed);
         let Committed { new_bytes, new_blob_count, reused_bytes, .. } = committed;
+        if let Some(reference) = committed.name.as_ref().filter(|_| tag_changed) {
+            describe::complete_facts(self.store, reference);
+        }
         let effects = NameEffects {
             displaced: displaced(self.store, self.requester, committed),
             evicted: self.evictions.take(),

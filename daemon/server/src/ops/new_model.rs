@@ -151,14 +151,19 @@ fn config(facts: &ModelFacts, files: &[NewFile]) -> Result<Vec<u8>, ManifestErro
 
 /// What the store records of a model with this manifest, so that lists need no headers.
 pub(super) fn recorded(manifest: &Manifest, facts: &ModelFacts) -> RecordedFacts {
-    /// Headers are untrusted, and a record must stay small.
+    let kind = Some(kind_of(manifest, facts.kind));
+    short_facts(kind, facts.architecture.clone(), facts.quantization.clone())
+}
+
+/// Without texts that are too long: headers are untrusted, and a record must stay small.
+pub(super) fn short_facts(
+    kind: Option<ModelKind>,
+    architecture: Option<String>,
+    quantization: Option<String>,
+) -> RecordedFacts {
     const MAX_BYTES: usize = 100;
-    let short = |text: &Option<String>| text.clone().filter(|text| text.len() <= MAX_BYTES);
-    RecordedFacts {
-        kind: Some(kind_of(manifest, facts.kind)),
-        architecture: short(&facts.architecture),
-        quantization: short(&facts.quantization),
-    }
+    let short = |text: Option<String>| text.filter(|text| text.len() <= MAX_BYTES);
+    RecordedFacts { kind, architecture: short(architecture), quantization: short(quantization) }
 }
 
 /// Determines the kind of a model with this manifest; `weights` is the kind of its weights by their header.

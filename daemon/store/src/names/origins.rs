@@ -173,6 +173,17 @@ impl Names {
         self.content.disk.sync_dir(directory)
     }
 
+    /// Adds facts that the record of a manifest lacks. Without a record in the writable store, it does nothing.
+    pub fn complete_facts(&self, manifest: Digest, facts: RecordedFacts) -> Result<(), StoreError> {
+        let Some(stored) = record_in(&self.content.root, manifest) else { return Ok(()) };
+        let before = stored.encode()?;
+        let completed = stored.with(Vec::new(), facts).encode()?;
+        if completed == before {
+            return Ok(());
+        }
+        self.ledger.write_lone_record(&layout::origin(manifest), &completed)
+    }
+
     pub(crate) fn remove_origin(&self, manifest: Digest) -> Result<(), StoreError> {
         self.ledger.remove_record(&layout::origin(manifest)).map(drop)
     }
