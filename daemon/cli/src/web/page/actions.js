@@ -1,11 +1,12 @@
 // What can be done with models and with the store: what each action will do, how it is sent, and how it is taken back.
 
 import { act, ask, text } from "./connection.js";
-import { bytes, day, names, plural } from "./format.js";
+import { bytes, day, id, names, plural, relative } from "./format.js";
 import { whyNot, whyNotName } from "./rights.js";
 
-/** For how long the trash keeps a model that is removed here. */
+/** For how long the trash keeps a model that is removed here, unless another time is given. */
 const KEEP_DAYS = 7;
+const DAY = 86_400;
 
 const NO_WAY_BACK = "This cannot be taken back.";
 
@@ -35,20 +36,25 @@ export function pin(model, pinned = !model.pinned) {
 
 /** `programs` are those that have the model open. */
 export function moveToTrash(model, programs) {
-  const request = { references: [model.name], keep_seconds: KEEP_DAYS * 86_400 };
+  const requestOf = ({ days }) => {
+    if (!(Number(days) > 0)) throw new Error(`Days in the trash: expected a number above 0, found “${days}”.`);
+    return { references: [model.name], keep_seconds: Math.ceil(Number(days) * DAY) };
+  };
   return {
-    title: `Move ${model.name} to the trash`, confirm: "Move to the trash", reason: whyNotName(model),
-    preview: async () => {
+    title: `Move ${model.name} to the trash`, confirm: "Move to the trash", reason: whyNotName(model), check: "Check",
+    fields: [{ id: "days", label: "Days in the trash", type: "number", value: KEEP_DAYS }],
+    preview: async (values) => {
       // Fails if the model may not be removed.
-      await sent("remove", { ...request, dry_run: true });
+      await sent("remove", { ...requestOf(values), dry_run: true });
+      const kept = values.days === "1" ? "1 day" : `${values.days} days`;
       const after = model.unique_bytes === undefined ? "" : `: then a collection frees ${bytes(model.unique_bytes)}`;
       const shared = model.shared_bytes > 0 ? `, and ${bytes(model.shared_bytes)} stay for the models that share them` : "";
-      const effects = [`The trash keeps the model for ${KEEP_DAYS} days${after}${shared}.`, "Nothing is freed before that."];
+      const effects = [`The trash keeps the model for ${kept}${after}${shared}.`, "Nothing is freed before that."];
       if (programs.length > 0) effects.push(`It is open in ${names(programs, 3)}, which can go on using it.`);
-      return { effects, way: `Under Trash on this page it can be restored for ${KEEP_DAYS} days.` };
+      return { effects, way: `Under Trash on this page it can be restored for ${kept}.` };
     },
-    run: async () => {
-      const { trashed_until: until } = await sent("remove", request);
+    run: async (values) => {
+      const { trashed_until: until } = await sent("remove", requestOf(values));
       return { done: `${model.name} is in the trash until ${day(until)}.`, back: restore({ ...model, expires: until }, []) };
     },
   };
@@ -89,4 +95,32 @@ export function collect() {
     },
     run: async () => ({ done: `${bytes((await sent("gc", {})).freed_bytes)} were freed.` }),
   };
+}
+
+/** Takes back the newest change of names that the user has made, with whatever program. */
+export function undo() {
+  let change = null;
+  return {
+    title: "Undo your newest change of names", confirm: "Undo", reason: whyNot("pull"),
+    preview: async () => {
+      const planned = await sent("undo", { dry_run: true });
+      change = planned.change;
+      const effects = [`Takes back the ${planned.verb} of ${relative(planned.time)}.`, ...planned.names.map(takenBack)];
+      const commands = planned.reversed_by.join(" && ");
+      return { effects, way: commands ? `In a terminal, ${commands} brings the change again.` : NO_WAY_BACK };
+    },
+    // Refused if another change has been made since.
+    run: async () => {
+      const undone = await sent("undo", { change });
+      return { done: `The ${undone.verb} is taken back.` };
+    },
+  };
+}
+
+/** What happens to a name of a change that is taken back. */
+function takenBack({ name, digest, replaced, renamed_from: from, stored_as: other }) {
+  if (!digest) return `${name} is removed; ${other ? `the model stays as ${other}` : "the model goes to the trash"}.`;
+  if (from) return `${from} is called ${name} again.`;
+  if (digest === replaced) return `${name} follows again what it followed before.`;
+  return replaced ? `${name} means the model ${id(digest)} again, in place of ${id(replaced)}.` : `${name} is restored.`;
 }

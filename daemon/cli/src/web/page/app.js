@@ -1,7 +1,7 @@
 // Asks again and again what the store contains and who uses it, and shows it.
 
 import { ActionDialog, actionButton, showButtons } from "./action_dialog.js";
-import { collect, moveToTrash, pin, restore } from "./actions.js";
+import { collect, moveToTrash, pin, restore, undo } from "./actions.js";
 import { Lost, Refused, ask, begin, get, text } from "./connection.js";
 import { distinctModels, families, parts as nameParts, short } from "./families.js";
 import { bytes, count, names, percent, plural, relative, user } from "./format.js";
@@ -136,7 +136,10 @@ function releaseButton(session) {
 /** The buttons of actions that no model, pull or session has. */
 function showActions() {
   if (!canAct) return;
-  showButtons(find("header-actions"), [actionButton("pull", "Pull a model …", whyNot("pull"), () => dialog.open(pull(known.models)))]);
+  showButtons(find("header-actions"), [
+    actionButton("pull", "Pull a model …", whyNot("pull"), () => dialog.open(pull(known.models))),
+    actionButton("undo", "Undo …", whyNot("pull"), () => dialog.open(undo())),
+  ]);
   showButtons(find("pulls-actions"), [actionButton("limit", "Limit the speed …", whyNot("admin"), () => dialog.open(limitPulls()))]);
 }
 

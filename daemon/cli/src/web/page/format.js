@@ -60,6 +60,11 @@ export function day(time) {
   return new Date(time).toLocaleString("en-GB", { day: "numeric", month: "long", hour: "2-digit", minute: "2-digit" });
 }
 
+/** The short form of a digest, as the commands print it. */
+export function id(digest) {
+  return digest.replace("sha256:", "").slice(0, 12);
+}
+
 export function percent(part, whole) {
   return whole > 0 ? `${Math.floor((part / whole) * 100)}\u00a0%` : "–";
 }

@@ -3,7 +3,7 @@
 import { showButtons } from "./action_dialog.js";
 import { ask } from "./connection.js";
 import { short } from "./families.js";
-import { bytes, count, percent, relative } from "./format.js";
+import { bytes, count, id, percent, relative } from "./format.js";
 import { made } from "./tables.js";
 
 const find = (id) => document.getElementById(id);
@@ -74,7 +74,7 @@ export class Panel {
       ["From", model.origin], ["In the store", model.store], ["Damaged", model.damage],
       ["Last opened", model.last_opened ? relative(model.last_opened) : undefined],
       ["Added", relative(model.modified)], ["Pinned", model.pinned ? "yes: neither removed nor evicted" : undefined],
-      ["ID", model.digest.slice(7, 19)],
+      ["ID", id(model.digest)],
     ];
     const shown = rows.filter(([, value]) => value);
     find("panel-facts").replaceChildren(...shown.map(([title, value]) => made("div", [made("dt", title), made("dd", value)])));

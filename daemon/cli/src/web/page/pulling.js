@@ -4,7 +4,10 @@ import { checked, sent } from "./actions.js";
 import { ask, post, text } from "./connection.js";
 import { short } from "./families.js";
 import { bytes, names, plural } from "./format.js";
-import { whyNot } from "./rights.js";
+import { whyNot, whyNotName } from "./rights.js";
+
+/** The command runs no more at a time. */
+const MOST_PULLS = 16;
 
 const RATE = { label: "At most, in MB per second (optional)", type: "number" };
 
@@ -13,24 +16,41 @@ function rate(value) {
   return Number(value) > 0 ? Math.round(Number(value) * 1e6) : null;
 }
 
-/** What a pull with these parameters would do, as `pull --dry-run` says it. `models` are those that are stored. */
-async function planned(request, models) {
-  const plan = await sent("pull/plan", request);
-  const { missing_bytes: missing, needed_bytes: needed, available_bytes: available, evicted = [] } = plan.space;
-  if (!plan.enough_space) throw new Error(`There is no room for it: it needs ${bytes(needed)} and ${bytes(missing)} are missing. Remove models first, or delete what no model needs.`);
-  const sum = (key) => plan.files.reduce((total, file) => total + file[key], 0);
-  const there = [[sum("stored_bytes"), "stored already"], [sum("similar_bytes"), "equal to those of stored models"], [sum("resumed_bytes"), "received by an earlier pull"]];
-  const reused = there.filter(([size]) => size > 0).map(([size, what]) => `${bytes(size)} are ${what}`);
-  const effects = [
-    `${bytes(plan.download_bytes)} will be downloaded of ${bytes(sum("size"))} in ${plural(plan.files.length, "file")}.`,
-    ...(reused.length > 0 ? [`Of the rest, ${reused.join(", ")}.`] : []),
-    ...(plan.chosen?.files.length > 0 ? [`Chosen: ${names(plan.chosen.files.map((file) => file.path), 3)}.`] : []),
-    ...(plan.chosen?.notes ?? []),
-    `It takes ${bytes(needed)} of ${bytes(available)} that may be stored.`,
+/** What a pull with these parameters would do, as `pull --dry-run` says it. */
+async function plan(request) {
+  const planned = await sent("pull/plan", request);
+  checkRoom(planned.enough_space, planned.space);
+  return planned;
+}
+
+function checkRoom(isEnough, { needed_bytes: needed, missing_bytes: missing }) {
+  if (!isEnough) throw new Error(`There is no room for it: it needs ${bytes(needed)} and ${bytes(missing)} are missing. Remove models first, or delete what no model needs.`);
+}
+
+const sum = (items, key) => items.reduce((total, item) => total + item[key], 0);
+const kept = "It can be stopped at any time; what has been received is kept.";
+
+function making(room, evicted) {
+  return [
+    `It takes ${bytes(room.needed_bytes)} of ${bytes(room.available_bytes)} that may be stored.`,
     ...(evicted.length > 0 ? [`To make room, these models will be removed: ${names(evicted.map((model) => model.name), 5)}.`] : []),
-    ...replaced(plan, models),
   ];
-  return { effects, way: "It can be stopped at any time; what has been received is kept.", confirm: `Pull ${bytes(plan.download_bytes)}` };
+}
+
+/** The effects of a pull with these parameters. `models` are those that are stored. */
+async function planned(request, models) {
+  const { download_bytes: download, files, chosen, space, evicted = [], ...found } = await plan(request);
+  const there = [["stored_bytes", "stored already"], ["similar_bytes", "equal to those of stored models"], ["resumed_bytes", "received by an earlier pull"]];
+  const reused = there.map(([key, what]) => [sum(files, key), what]).filter(([size]) => size > 0);
+  const effects = [
+    `${bytes(download)} will be downloaded of ${bytes(sum(files, "size"))} in ${plural(files.length, "file")}.`,
+    ...(reused.length > 0 ? [`Of the rest, ${reused.map(([size, what]) => `${bytes(size)} are ${what}`).join(", ")}.`] : []),
+    ...(chosen?.files.length > 0 ? [`Chosen: ${names(chosen.files.map((file) => file.path), 3)}.`] : []),
+    ...(chosen?.notes ?? []),
+    ...making(space, evicted),
+    ...replaced(found, models),
+  ];
+  return { effects, way: kept, confirm: `Pull ${bytes(download)}` };
 }
 
 function replaced(plan, models) {
@@ -62,12 +82,46 @@ export function pull(models) {
   };
 }
 
-/** Pulls the newer version of a model; `request` is what the command has found. */
-export function update({ name, pinned, request }, models) {
+/** Why the user may not pull a newer version of a model; empty if it may. */
+export function whyNotUpdate(model) {
+  return whyNotName(model) || (model.pinned ? "The model is pinned, so no pull replaces it: unpin it first." : "");
+}
+
+/** Pulls the newer version of a model; its `request` is what the command has found. */
+export function update(model, models) {
+  const { name, request } = model;
   return {
-    title: `Update ${name}`, confirm: "Pull",
-    reason: whyNot("pull") || (pinned ? "The model is pinned, so no pull replaces it: unpin it first." : ""),
+    title: `Update ${name}`, confirm: "Pull", reason: whyNotUpdate(model),
     preview: () => planned(request, models), run: () => begin(request),
+  };
+}
+
+/** Pulls the newer versions of several models: as many as the command runs at a time. */
+export function updateAll(outdated) {
+  let ready = [];
+  return {
+    title: `Update ${plural(outdated.length, "model")}`, confirm: "Pull all", reason: whyNot("pull"),
+    preview: async () => {
+      const asked = await Promise.allSettled(outdated.slice(0, MOST_PULLS).map(async (model) => ({ model, ...await plan(model.request) })));
+      ready = asked.filter(({ status }) => status === "fulfilled").map(({ value }) => value);
+      const failures = asked.flatMap(({ reason }, place) => (reason ? [`${outdated[place].name} is left out: ${reason.message}`] : []));
+      if (ready.length === 0) throw new Error(failures.join(" "));
+      const download = sum(ready, "download_bytes");
+      const room = { needed_bytes: sum(ready.map((found) => found.space), "needed_bytes"), available_bytes: Math.min(...ready.map((found) => found.space.available_bytes)) };
+      checkRoom(room.needed_bytes <= room.available_bytes, { ...room, missing_bytes: room.needed_bytes - room.available_bytes });
+      const each = ready.map((found) => `${found.model.name} (${bytes(found.download_bytes)})`);
+      const effects = [
+        `${bytes(download)} will be downloaded for ${plural(ready.length, "model")}: ${names(each, 8)}.`, ...failures,
+        ...making(room, ready.flatMap((found) => found.evicted ?? [])),
+        "The versions that are replaced go to the trash, from where they can be restored.",
+        ...(outdated.length > MOST_PULLS ? [`The other ${outdated.length - MOST_PULLS} can be updated when these have ended.`] : []),
+      ];
+      return { effects, way: kept, confirm: `Pull ${bytes(download)}` };
+    },
+    run: async () => {
+      for (const { model } of ready) await sent("pull", model.request);
+      return { done: `${plural(ready.length, "pull has", "pulls have")} begun; the top of the page shows the progress.` };
+    },
   };
 }
 

@@ -1,10 +1,10 @@
 // The models whose source has another version now, and the leases that can be ended.
 
-import { actionButton } from "./action_dialog.js";
+import { actionButton, showButtons } from "./action_dialog.js";
 import { checked, sent } from "./actions.js";
 import { post } from "./connection.js";
 import { names, plural, relative, user } from "./format.js";
-import { update } from "./pulling.js";
+import { update, updateAll, whyNotUpdate } from "./pulling.js";
 import { whyNot, whyNotOf } from "./rights.js";
 import { Table } from "./tables.js";
 
@@ -15,17 +15,20 @@ const STATES = { outdated: "another version", unknown: "its source does not say"
 /** Compares models with their sources when it is asked to, and offers to pull the newer versions. */
 export class Updates {
   #table;
+  #dialog;
+  #known;
   #models = [];
   #isAsking = false;
 
   /** `known` has the stored models. */
   constructor(dialog, known) {
+    [this.#dialog, this.#known] = [dialog, known];
     this.#table = new Table(find("updates"), [
       { title: "Model", text: (model) => model.name },
       { title: "Set here", short: true, text: (model) => relative(model.modified) },
       { title: "At its source", text: (model) => model.error ?? STATES[model.status] },
       { title: "Source", text: (model) => model.source },
-      { title: "Action", cell: (model) => model.status === "outdated" ? this.#button(dialog, model, known) : "–" },
+      { title: "Action", cell: (model) => model.status === "outdated" ? this.#button(model) : "–" },
     ]);
     find("updates-check").addEventListener("click", () => this.#ask());
   }
@@ -66,12 +69,26 @@ export class Updates {
     find("updates-text").textContent = `${plural(outdated, "model has", "models have")} another version at the source, of ${models.length} that can be compared.`;
     this.#table.show(told);
     find("updates-scroll").hidden = told.length === 0;
+    const free = this.#free();
+    const all = actionButton("update-all", `Update ${free.length} models …`, "", () => this.#dialog.open(updateAll(this.#free())));
+    showButtons(find("updates-actions"), free.length > 1 ? [all] : []);
   }
 
-  #button(dialog, model, known) {
-    const now = known.models.find((other) => other.name === model.name) ?? model;
-    const action = () => update({ ...now, request: model.request }, known.models);
-    const button = actionButton(`update ${model.name}`, "Update …", action().reason, () => dialog.open(action()));
+  /** The outdated models that the user may update. */
+  #free() {
+    const outdated = this.#models.filter((model) => model.status === "outdated").map((model) => this.#current(model));
+    return outdated.filter((model) => !whyNotUpdate(model));
+  }
+
+  /** The stored model, with the request that updates it. */
+  #current(model) {
+    const now = this.#known.models.find((other) => other.name === model.name) ?? model;
+    return { ...now, request: model.request };
+  }
+
+  #button(model) {
+    const action = () => update(this.#current(model), this.#known.models);
+    const button = actionButton(`update ${model.name}`, "Update …", action().reason, () => this.#dialog.open(action()));
     button.setAttribute("aria-label", `Update ${model.name}`);
     button.dataset.row = button.dataset.action;
     return button;

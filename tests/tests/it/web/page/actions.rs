@@ -4,10 +4,12 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::thread;
 
+use blobd_client::protocol::route::Route;
 use blobd_tests::browser::Browser;
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::super::Web;
+use super::pulling::fill;
 use super::{Visit, import, model, open_link, three};
 
 /// The text of an element of the dialog of an action.
@@ -74,10 +76,11 @@ fn models_are_pinned_removed_and_restored_and_the_rest_is_collected() {
     let browser = &mut browser;
     pinned(&visit, browser);
     removed_and_restored(&visit, browser);
+    undone(&visit, browser);
     restored_beside_another(&visit, browser);
     collected(&visit, browser);
     let (_, errors) = browser.take_requests_and_errors();
-    assert_eq!(errors, Vec::<serde_json::Value>::new(), "the console");
+    assert_eq!(errors, Vec::<Json>::new(), "the console");
 }
 
 fn pinned(visit: &Visit, browser: &mut Browser) {
@@ -128,11 +131,54 @@ fn removed_and_restored(visit: &Visit, browser: &mut Browser) {
     browser.wait_for("document.querySelector('#trash tbody').textContent.includes('llama3-8b-q4')");
 }
 
+/// The removal, for a time of its own, and a change of names that a command has made. What is newer than what the dialog
+/// shows is not taken back.
+fn undone(visit: &Visit, browser: &mut Browser) {
+    let names = || {
+        let models = visit.daemon.client().models().unwrap().models;
+        models.into_iter().map(|model| model.name).collect::<Vec<_>>()
+    };
+    let before = names();
+    open_panel(browser, "phi3-mini:latest");
+    begin(browser, "trash");
+    fill(browser, "days", "1.5");
+    browser.press("Enter");
+    browser.wait_for(IS_READY);
+    assert!(said(browser, "effects").contains("for 1.5 days"), "{}", said(browser, "effects"));
+    confirm(browser);
+    let trash = visit.daemon.command().line("ls --trash --json").succeeds().json();
+    let models = trash["models"].as_array().unwrap();
+    let removed = models.iter().find(|model| model["name"] == "phi3-mini:latest").unwrap();
+    let kept = browser.evaluate(&format!(
+        "(Date.parse({}) - Date.parse({})) / 3_600_000",
+        removed["expires"], removed["removed"]
+    ));
+    assert_eq!(kept, 36, "hours");
+    close(browser);
+    begin(browser, "undo");
+    let effects = said(browser, "effects");
+    assert!(effects.contains("the rm of") && effects.contains("phi3-mini:latest is restored."), "{effects}");
+    assert!(said(browser, "way").contains("blobd rm --keep"), "{}", said(browser, "way"));
+    assert_eq!(confirm(browser), "The rm is taken back.");
+    assert_eq!(names(), before);
+    close(browser);
+    visit.daemon.command().line("tag phi3-mini other").succeeds();
+    begin(browser, "undo");
+    let effects = said(browser, "effects");
+    assert!(effects.contains("other:latest is removed; the model stays as phi3-mini:latest."), "{effects}");
+    visit.daemon.command().line("rename other another").succeeds();
+    press_until(browser, "action-confirm");
+    browser.wait_for("document.getElementById('action-problem').textContent.includes('a newer change now')");
+    close(browser);
+    assert!(names().contains(&"another:latest".to_owned()), "{:?}", names());
+    visit.daemon.command().line("rm another").succeeds();
+}
+
 /// Another model has the name meanwhile.
 fn restored_beside_another(visit: &Visit, browser: &mut Browser) {
     import(&visit.daemon.command(), visit.daemon.scratch(), &[("llama3-8b-q4".to_owned(), model(&[50]))]);
     browser.evaluate("document.getElementById('refresh').click()");
-    browser.wait_for("document.querySelectorAll('#models tbody tr').length === 3");
+    browser.wait_for("document.querySelector('#models [data-row=\"llama3-8b-q4:latest\"]')");
     begin(browser, "restore");
     assert!(said(browser, "effects").contains("Another model is called llama3-8b-q4:latest now"));
     assert_eq!(confirm(browser), "llama3-8b-q4:latest-restored is restored.");
@@ -189,6 +235,22 @@ fn page_that_only_shows_has_no_action() {
     assert!(visit.daemon.client().models().unwrap().models.iter().all(|model| !model.pinned));
 }
 
+/// Every action of the page, as a path and a body that the daemon accepts.
+fn every_action() -> Vec<(String, Json)> {
+    let of_daemon = Route::ALL.iter().filter(|route| route.is_action_of_page()).map(|route| {
+        let body = match route {
+            Route::Pin => json!({ "reference": "llama3-8b-q4", "pinned": true }),
+            Route::Remove => json!({ "references": ["llama3-8b-q4"], "keep_seconds": 600 }),
+            Route::SetLimit => json!({ "bytes_per_second": 1 }),
+            Route::Release => json!({ "pid": std::process::id() }),
+            Route::Undo | Route::Gc => json!({}),
+            _ => json!({ "reference": "phi3-mini" }),
+        };
+        (route.path().replacen("/v1/", "api/", 1), body)
+    });
+    of_daemon.chain([("stop".to_owned(), json!({ "id": 1 })), ("outdated".to_owned(), json!({}))]).collect()
+}
+
 /// Answers everybody with an empty page, and ends with the process of the tests.
 fn other_site() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -215,17 +277,24 @@ fn another_site_can_neither_act_nor_frame_the_page() {
     let base = json!(visit.web.base);
     browser.open(&other_site());
     browser.wait_for("document.title === 'another site'");
-    let body = json!(r#"{"reference":"llama3-8b-q4","pinned":true}"#);
-    let attempts = format!(
-        "(() => {{ const base = {base}, body = {body}, key = {key}; \
-         const outcome = (options) => fetch(base + 'api/pin', {{ method: 'POST', body, ...options }})\
-           .then((answer) => answer.type + answer.status, () => 'failed'); \
-         return Promise.all([outcome({{ mode: 'no-cors' }}), outcome({{ mode: 'no-cors', headers: {{ 'Content-Type': 'text/plain' }} }}), \
-           outcome({{ headers: {{ 'X-Blobd-Key': key, 'Content-Type': 'application/json' }} }}), \
-           outcome({{ credentials: 'include' }})]); }})()"
-    );
-    let outcomes = browser.evaluate(&attempts);
-    assert_eq!(outcomes, json!(["failed", "failed", "failed", "failed"]), "no answer can be read");
+    for (path, body) in every_action() {
+        let attempts = format!(
+            "(() => {{ const address = {base} + {path}, body = {body}, key = {key}; \
+             const outcome = (options) => fetch(address, {{ method: 'POST', body, ...options }})\
+               .then((answer) => answer.type + answer.status, () => 'failed'); \
+             return Promise.all([outcome({{ mode: 'no-cors' }}), outcome({{ mode: 'no-cors', headers: {{ 'Content-Type': 'text/plain' }} }}), \
+               outcome({{ headers: {{ 'X-Blobd-Key': key, 'Content-Type': 'application/json' }} }}), \
+               outcome({{ credentials: 'include' }})]); }})()",
+            path = json!(path),
+            body = json!(body.to_string()),
+        );
+        let outcomes = browser.evaluate(&attempts);
+        assert_eq!(
+            outcomes,
+            json!(["failed", "failed", "failed", "failed"]),
+            "{path}: no answer can be read"
+        );
+    }
     // A form, sent into a new frame; and the page itself in a frame.
     browser.evaluate(&format!(
         "(() => {{ const frame = document.createElement('iframe'); frame.name = 'target'; document.body.append(frame); \
@@ -240,7 +309,12 @@ fn another_site_can_neither_act_nor_frame_the_page() {
     let (_, errors) = browser.take_requests_and_errors();
     let errors = serde_json::to_string(&errors).unwrap();
     assert!(errors.contains("frame-ancestors") || errors.contains("X-Frame-Options"), "{errors}");
-    assert!(visit.daemon.client().models().unwrap().models.iter().all(|model| !model.pinned));
+    let models = visit.daemon.client().models().unwrap().models;
+    assert!(models.len() == 3 && models.iter().all(|model| !model.pinned), "{models:?}");
+    assert_eq!(visit.daemon.client().limit().unwrap().bytes_per_second, None);
     let log = visit.daemon.command().line("log --json").succeeds().text();
-    assert!(!log.contains("\"pin\""), "no request has reached the daemon: {log}");
+    let verbs = Route::ALL.iter().filter(|route| route.is_action_of_page()).map(|route| route.verb());
+    for verb in verbs {
+        assert!(!log.contains(&format!("\"{verb}\"")), "no request has reached the daemon: {verb}: {log}");
+    }
 }

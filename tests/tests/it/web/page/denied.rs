@@ -4,6 +4,9 @@ use std::fs;
 
 use blobd_tests::browser::Browser;
 use blobd_tests::daemon::TestDaemon;
+use blobd_tests::model::ModelFile;
+use blobd_tests::reader::Reader;
+use blobd_tests::registry::FakeRegistry;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use serde_json::json;
 
@@ -31,13 +34,15 @@ fn reasons(browser: &mut Browser, buttons: &str) -> Vec<String> {
 }
 
 /// Sends actions from the page, and returns the messages of their errors.
-fn sent_all_the_same(browser: &mut Browser) -> Vec<String> {
+fn sent_all_the_same(browser: &mut Browser, session: u32) -> Vec<String> {
     let actions = json!([
         ["pin", { "reference": "llama3-8b-q4", "pinned": true }],
         ["remove", { "references": ["llama3-8b-q4"], "keep_seconds": 600 }],
         ["undelete", { "reference": "phi3-mini" }],
         ["gc", {}],
         ["limit", { "bytes_per_second": 1 }],
+        ["undo", { "reference": "phi3-mini" }],
+        ["release", { "pid": session }],
     ]);
     let messages = browser.evaluate(&format!(
         "import('/connection.js').then((own) => Promise.all({actions}.map(([action, body]) => own.act(action, body))))\
@@ -47,43 +52,83 @@ fn sent_all_the_same(browser: &mut Browser) -> Vec<String> {
 }
 
 /// A pull of which only the denial is told, as the result of what has begun.
-fn pull_is_denied(browser: &mut Browser) {
-    browser.evaluate("import('/connection.js').then((own) => own.act('pull', { reference: 'tiny' }))");
-    browser.wait_for("document.getElementById('results').textContent.includes('The pull of tiny')");
+fn pull_is_denied(browser: &mut Browser, source: &str, expected: &str) {
+    let request = json!({ "reference": source, "name": "followed" });
+    browser.evaluate(&format!("import('/connection.js').then((own) => own.act('pull', {request}))"));
+    browser.wait_for("document.getElementById('results').textContent.includes('followed has failed')");
     let result = browser.evaluate("document.getElementById('results').textContent");
-    assert!(result.as_str().unwrap().contains("access.pull"), "{result}");
+    assert!(result.as_str().unwrap().contains(expected), "{result}");
 }
 
+/// What a process of another user has open is not released.
+fn release_is_denied(browser: &mut Browser) {
+    browser.wait_for("document.querySelector('#sessions [data-action]')");
+    let reasons = reasons(browser, "#sessions [data-action]");
+    let expected = "The process belongs to root: only that user and administrators may release it.";
+    assert_eq!(reasons, [expected]);
+    browser.evaluate("document.querySelector('#sessions [data-action]').click()");
+    assert_eq!(said(browser, "problem"), expected);
+    browser.evaluate("document.getElementById('action-close').click()");
+}
+
+/// A user without the right to pull cannot even ask the source; another one sees why the name cannot be updated.
+fn update_is_denied(browser: &mut Browser, may_pull: bool, expected: &str) {
+    browser.evaluate("document.getElementById('updates-check').click()");
+    if !may_pull {
+        let told = browser.evaluate("document.getElementById('updates-text').textContent");
+        assert!(told.as_str().unwrap().contains(expected), "{told}");
+        return;
+    }
+    browser.wait_for("document.querySelector('#updates [data-action]')");
+    let reasons = reasons(browser, "#updates [data-action]");
+    assert!(reasons.len() == 1 && reasons[0].contains(expected), "{reasons:?}");
+    assert_eq!(browser.evaluate("document.querySelector('[data-action=update-all]')"), json!(null));
+}
+
+/// A model that has a newer version at its source, which the registry's address names.
+fn followed(daemon: &TestDaemon) -> (FakeRegistry, String) {
+    const MODEL: &str = "application/vnd.ollama.image.model";
+    let registry = FakeRegistry::start().unwrap();
+    let publish = |seed| {
+        registry.add_model("library/f:1", b"{}", &[(MODEL, &ModelFile::dense(seed).bytes())]).unwrap();
+    };
+    publish(1);
+    let source = registry.name("library/f:1");
+    daemon.command().run(["pull", &source, "--name", "followed"]).succeeds();
+    publish(2);
+    (registry, source)
+}
+
+/// `buttons` are those that are disabled with the reason `expected`.
 fn check(settings: &str, buttons: &str, expected: &str) {
     let Some(mut browser) = Browser::start() else { return };
+    let browser = &mut browser;
     let folder = tmpfs_directory();
     let config = folder.path().join("config.toml");
     fs::write(&config, settings).unwrap();
     let daemon = opened(TestDaemon::start_at(&folder.path().join("store"), Some(&config)));
     import(&daemon.command(), daemon.scratch(), &three());
     daemon.command().line("rm phi3-mini --keep 1h").succeeds();
-    let _web = page_of_another(&mut browser, &daemon);
-    open_panel(&mut browser, "llama3-8b-q4:latest");
+    let (_registry, source) = followed(&daemon);
+    let before = daemon.client().models().unwrap().models;
+    let reader = Reader::open(&daemon.socket(), "llama3-8b-tuned");
+    let _web = page_of_another(browser, &daemon);
+    release_is_denied(browser);
+    update_is_denied(browser, !settings.contains("pull = []"), expected);
+    open_panel(browser, "llama3-8b-q4:latest");
     browser.wait_for("document.querySelector('#trash tbody').textContent.includes('phi3-mini')");
-    let reasons = reasons(&mut browser, buttons);
+    let reasons = reasons(browser, buttons);
     assert!(reasons.len() >= 3 && reasons.iter().all(|reason| reason.contains(expected)), "{reasons:?}");
-    assert!(
-        browser
-            .evaluate("document.getElementById('panel-why').textContent")
-            .as_str()
-            .unwrap()
-            .contains(expected)
-    );
+    let why = browser.evaluate("document.getElementById('panel-why').textContent");
+    assert!(why.as_str().unwrap().contains(expected), "{why}");
     // Pressed all the same, it says the reason and has no button to confirm.
     browser.evaluate("document.querySelector('#panel [data-action=pin]').click()");
-    assert!(said(&mut browser, "problem").contains(expected));
+    assert!(said(browser, "problem").contains(expected));
     assert_eq!(browser.evaluate("document.getElementById('action-confirm').hidden"), true);
-    assert_eq!(sent_all_the_same(&mut browser), ["denied"; 5]);
-    let models = daemon.client().models().unwrap().models;
-    assert!(models.len() == 2 && models.iter().all(|model| !model.pinned));
-    if settings.contains("pull = []") {
-        pull_is_denied(&mut browser);
-    }
+    assert_eq!(sent_all_the_same(browser, reader.pid()), ["denied"; 7]);
+    pull_is_denied(browser, &source, if settings.is_empty() { "uid 0" } else { "access.pull" });
+    assert_eq!(daemon.client().models().unwrap().models, before);
+    assert_eq!(daemon.client().sessions().unwrap().sessions.len(), 1);
 }
 
 #[test]
@@ -91,7 +136,7 @@ fn user_who_may_only_read_sees_which_right_an_action_needs() {
     if can_be_others() {
         check(
             "[access]\npull = []\n",
-            "[data-action]",
+            "header [data-action], #panel [data-action], #trash [data-action]",
             "This needs the right “pull” (access.pull in the configuration)",
         );
     }

@@ -30,8 +30,8 @@ fn plan(browser: &mut Browser, source: &str, name: &str) {
 }
 
 /// Writes a text as a user does.
-fn fill(browser: &mut Browser, field: &str, text: &str) {
-    browser.evaluate(&format!("document.getElementById('action-{field}').focus()"));
+pub(super) fn fill(browser: &mut Browser, field: &str, text: &str) {
+    browser.evaluate(&format!("document.getElementById('action-{field}').select()"));
     browser.call("Input.insertText", serde_json::json!({ "text": text }));
 }
 
@@ -156,6 +156,55 @@ fn newer_version_of_a_model_is_found_and_pulled() {
     assert_ne!(visit.client().models().unwrap().models[0].digest, before);
     browser.wait_for("document.getElementById('updates-text').textContent.startsWith('0 models')");
     drop(web);
+}
+
+/// All newer versions at once, but for that of a pinned model.
+#[test]
+fn newer_versions_of_several_models_are_pulled_at_once() {
+    const MODEL: &str = "application/vnd.ollama.image.model";
+    let Some(mut browser) = Browser::start() else { return };
+    let browser = &mut browser;
+    let registry = FakeRegistry::start().unwrap();
+    let daemon = TestDaemon::start();
+    let publish = |seed: u64| {
+        for (number, name) in (0..).zip(["a", "b", "c"]) {
+            let weights = ModelFile::dense(seed + number).bytes();
+            registry.add_model(&format!("library/{name}:1"), b"{}", &[(MODEL, &weights)]).unwrap();
+        }
+    };
+    publish(1);
+    for name in ["a", "b", "c"] {
+        let source = registry.name(&format!("library/{name}:1"));
+        daemon.command().run(["pull", &source, "--name", name]).succeeds();
+    }
+    daemon.command().line("pin c").succeeds();
+    let digests = || {
+        let models = daemon.client().models().unwrap().models;
+        models
+            .into_iter()
+            .map(|model| (model.name, model.digest))
+            .collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let before = digests();
+    publish(11);
+    let _web = super::open_page(browser, &daemon.command());
+    browser.evaluate("document.getElementById('updates-check').click()");
+    browser.wait_for("document.getElementById('updates-text').textContent.startsWith('3 models have')");
+    let pinned = browser.evaluate("document.querySelector('[data-action=\"update c:latest\"]').title");
+    assert!(pinned.as_str().unwrap().contains("unpin it first"), "{pinned}");
+    begin(browser, "update-all");
+    assert_eq!(said(browser, "title"), "Update 2 models");
+    let effects = said(browser, "effects");
+    assert!(effects.contains("for 2 models: a:latest (") && effects.contains("go to the trash"), "{effects}");
+    assert_eq!(digests(), before, "nothing has begun");
+    assert!(confirm(browser).starts_with("2 pulls have begun"));
+    close(browser);
+    wait_for_result(browser, "a:latest is pulled");
+    wait_for_result(browser, "b:latest is pulled");
+    let after = digests();
+    let changed: Vec<_> = before.keys().filter(|name| before[*name] != after[*name]).collect();
+    assert_eq!(changed, ["a:latest", "b:latest"]);
+    browser.wait_for("document.querySelector('[data-action=update-all]') === null");
 }
 
 #[test]
