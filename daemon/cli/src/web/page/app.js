@@ -259,7 +259,8 @@ function diskBoxes(usage) {
     inParts += part.bytes;
     const title = `shared by ${names(part.models, 2, part.model_count)}`;
     const isOfAll = part.model_count === familyOf.get(part.models[0])?.models.length;
-    const label = isOfAll ? `all ${part.model_count} share` : `${part.model_count} share`;
+    const all = part.model_count === 2 ? "both share" : `all ${part.model_count} share`;
+    const label = isOfAll ? all : `${part.model_count} share`;
     place(familyOf.get(part.models[0]), area(`shared ${number}`, "shared", { label, title }, part.bytes, names(part.models, 12, part.model_count)));
   }
   usage.rows.forEach((row, number) => {
