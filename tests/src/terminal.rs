@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::io::Read as _;
+use std::mem;
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -16,8 +18,12 @@ pub struct Terminal {
     /// The command's side, for its standard input, output or error.
     pub slave: OwnedFd,
     master: OwnedFd,
-    reader: JoinHandle<Vec<(Instant, Vec<u8>)>>,
+    written: Arc<Mutex<Written>>,
+    reader: JoinHandle<()>,
 }
+
+/// What was written, in pieces, each with the time when it was read.
+type Written = Vec<(Instant, Vec<u8>)>;
 
 /// What a command showed at one time.
 #[derive(Clone, Debug)]
@@ -45,7 +51,9 @@ impl Terminal {
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&slave, size).expect("its size");
         let read_from = master.try_clone().expect("a descriptor");
-        Self { slave, master, reader: thread::spawn(move || read(read_from)) }
+        let written = Arc::<Mutex<Written>>::default();
+        let to = Arc::clone(&written);
+        Self { slave, master, written, reader: thread::spawn(move || read(read_from, &to)) }
     }
 
     /// Types this, for a command that reads the terminal now or later.
@@ -71,9 +79,16 @@ impl Terminal {
     /// When the thread that reads has failed.
     #[must_use]
     pub fn shown(self) -> String {
-        let read = self.read();
-        let bytes: Vec<u8> = read.into_iter().flat_map(|(_, bytes)| bytes).collect();
-        String::from_utf8_lossy(&bytes).into_owned()
+        text(&self.read())
+    }
+
+    /// Everything that was shown until now.
+    ///
+    /// # Panics
+    /// When the thread that reads has failed.
+    #[must_use]
+    pub fn shown_so_far(&self) -> String {
+        text(&self.written.lock().expect("the terminal is read"))
     }
 
     /// As [`Self::shown`], in the pieces that were written, with their times.
@@ -89,19 +104,25 @@ impl Terminal {
         self.read().into_iter().map(frame).collect()
     }
 
-    fn read(self) -> Vec<(Instant, Vec<u8>)> {
+    fn read(self) -> Written {
         drop(self.slave);
-        self.reader.join().expect("the terminal is read")
+        self.reader.join().expect("the terminal is read");
+        mem::take(&mut self.written.lock().expect("the terminal is read"))
     }
 }
 
-fn read(master: OwnedFd) -> Vec<(Instant, Vec<u8>)> {
-    let (mut master, mut shown, mut buffer) = (File::from(master), Vec::new(), vec![0; 64 << 10]);
+fn read(master: OwnedFd, written: &Mutex<Written>) {
+    let (mut master, mut buffer) = (File::from(master), vec![0; 64 << 10]);
     // Reading ends with an error when the other side is closed.
     while let Ok(count @ 1..) = master.read(&mut buffer) {
-        shown.push((Instant::now(), buffer.get(..count).unwrap_or_default().to_vec()));
+        let piece = (Instant::now(), buffer.get(..count).unwrap_or_default().to_vec());
+        written.lock().expect("nobody panics with the lock").push(piece);
     }
-    shown
+}
+
+fn text(written: &Written) -> String {
+    let bytes: Vec<u8> = written.iter().flat_map(|(_, bytes)| bytes).copied().collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The lines that stay on a terminal when this was written to it, without spaces at their ends and empty lines at the end.

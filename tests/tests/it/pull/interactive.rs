@@ -144,8 +144,8 @@ fn progress_resumes_after_a_killed_daemon_and_never_decreases() {
         let received = || daemon.client().disk_usage().unwrap().partial_bytes;
         let before = received();
         let (mut pull, shown) = watch_pull(&daemon.command(), &name);
-        eventually("more has arrived, and was shown", || received() > before + MIB / 2);
-        thread::sleep(Duration::from_millis(300));
+        eventually("more has arrived", || received() > before + MIB / 2);
+        eventually("it was shown", || !positions(&shown.shown_so_far()).is_empty());
         daemon.kill();
         assert!(!pull.wait().unwrap().success());
         all.push(positions(&shown.shown()));

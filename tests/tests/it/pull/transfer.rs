@@ -297,7 +297,10 @@ fn pull_with_a_low_limit_makes_progress_before_each_interruption() {
         let mut command = daemon.command().command();
         let pull = command.args(["pull", &name, "--limit-rate", "200KB"]).stderr(Stdio::null());
         let mut pull = pull.spawn().unwrap();
-        std::thread::sleep(Duration::from_secs(2));
+        eventually("more has arrived", || {
+            let running = daemon.client().running_pulls().unwrap().pulls;
+            running.first().is_some_and(|pull| pull.completed_bytes > before + 100_000)
+        });
         pull.kill().unwrap();
         pull.wait().unwrap();
         eventually("the pull has ended", || staged(daemon.root()).is_empty());

@@ -66,12 +66,18 @@ fn scrub_resumes_after_a_restart() {
     let folder = folder_with_store();
     let root = folder.path().join("store");
     let all = blobs(&root);
-    let mut daemon = start(folder, "rate_bytes_per_second = 10000");
-    std::thread::sleep(Duration::from_secs(1));
-    daemon.stop();
-    let stopped = cursor(&root).expect("the scrub records where it stopped");
+    let mut daemon = start(folder, "rate_bytes_per_second = 5000");
+    // A busy machine may need more than one start until anything is verified.
+    let stopped = eventually_some("the scrub records where it stopped", || {
+        if !daemon.is_running() {
+            daemon.restart();
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        daemon.stop();
+        cursor(&root).filter(|cursor| cursor["blobs"].as_u64() > Some(0))
+    });
     let done = usize::try_from(stopped["blobs"].as_u64().unwrap()).unwrap();
-    assert!(done > 0 && done < all.len(), "{stopped}");
+    assert!(done < all.len(), "{stopped}");
     // Damage in the part already verified is left to the next pass.
     flip_byte(&all[0], 1);
     flip_byte(&all[all.len() - 1], 1);
