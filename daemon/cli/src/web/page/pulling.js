@@ -19,27 +19,28 @@ function rate(value) {
 /** What a pull with these parameters would do, as `pull --dry-run` says it. */
 async function plan(request) {
   const planned = await sent("pull/plan", request);
-  checkRoom(planned.enough_space, planned.space);
+  const { needed_bytes: needed, missing_bytes: missing } = planned.space;
+  if (!planned.enough_space) throw new Error(`There is no room for it: it needs ${bytes(needed)} and ${bytes(missing)} are missing. Remove models first, or delete what no model needs.`);
   return planned;
-}
-
-function checkRoom(isEnough, { needed_bytes: needed, missing_bytes: missing }) {
-  if (!isEnough) throw new Error(`There is no room for it: it needs ${bytes(needed)} and ${bytes(missing)} are missing. Remove models first, or delete what no model needs.`);
 }
 
 const sum = (items, key) => items.reduce((total, item) => total + item[key], 0);
 const kept = "It can be stopped at any time; what has been received is kept.";
 
-function making(room, evicted) {
+/** The space that pulls take, and the models that are removed for it. */
+function room(spaces) {
+  const [needed, available] = [sum(spaces, "needed_bytes"), Math.min(...spaces.map((space) => space.available_bytes))];
+  const evicted = spaces.flatMap((space) => space.evicted ?? []);
+  const missing = spaces.length > 1 && needed > available ? [`There may be no room for all of them: ${bytes(needed - available)} are missing. Pulls that do not fit fail.`] : [];
   return [
-    `It takes ${bytes(room.needed_bytes)} of ${bytes(room.available_bytes)} that may be stored.`,
+    `${spaces.length > 1 ? "They take" : "It takes"} ${bytes(needed)} of ${bytes(available)} that may be stored.`, ...missing,
     ...(evicted.length > 0 ? [`To make room, these models will be removed: ${names(evicted.map((model) => model.name), 5)}.`] : []),
   ];
 }
 
 /** The effects of a pull with these parameters. `models` are those that are stored. */
 async function planned(request, models) {
-  const { download_bytes: download, files, chosen, space, evicted = [], ...found } = await plan(request);
+  const { download_bytes: download, files, chosen, space, ...found } = await plan(request);
   const there = [["stored_bytes", "stored already"], ["similar_bytes", "equal to those of stored models"], ["resumed_bytes", "received by an earlier pull"]];
   const reused = there.map(([key, what]) => [sum(files, key), what]).filter(([size]) => size > 0);
   const effects = [
@@ -47,7 +48,7 @@ async function planned(request, models) {
     ...(reused.length > 0 ? [`Of the rest, ${reused.map(([size, what]) => `${bytes(size)} are ${what}`).join(", ")}.`] : []),
     ...(chosen?.files.length > 0 ? [`Chosen: ${names(chosen.files.map((file) => file.path), 3)}.`] : []),
     ...(chosen?.notes ?? []),
-    ...making(space, evicted),
+    ...room([space]),
     ...replaced(found, models),
   ];
   return { effects, way: kept, confirm: `Pull ${bytes(download)}` };
@@ -107,12 +108,10 @@ export function updateAll(outdated) {
       const failures = asked.flatMap(({ reason }, place) => (reason ? [`${outdated[place].name} is left out: ${reason.message}`] : []));
       if (ready.length === 0) throw new Error(failures.join(" "));
       const download = sum(ready, "download_bytes");
-      const room = { needed_bytes: sum(ready.map((found) => found.space), "needed_bytes"), available_bytes: Math.min(...ready.map((found) => found.space.available_bytes)) };
-      checkRoom(room.needed_bytes <= room.available_bytes, { ...room, missing_bytes: room.needed_bytes - room.available_bytes });
       const each = ready.map((found) => `${found.model.name} (${bytes(found.download_bytes)})`);
       const effects = [
         `${bytes(download)} will be downloaded for ${plural(ready.length, "model")}: ${names(each, 8)}.`, ...failures,
-        ...making(room, ready.flatMap((found) => found.evicted ?? [])),
+        ...room(ready.map((found) => found.space)),
         "The versions that are replaced go to the trash, from where they can be restored.",
         ...(outdated.length > MOST_PULLS ? [`The other ${outdated.length - MOST_PULLS} can be updated when these have ended.`] : []),
       ];

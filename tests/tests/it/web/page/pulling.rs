@@ -1,5 +1,6 @@
 //! Pulls on the page: their size before they begin, their progress, their end; newer versions; leases.
 
+use std::fs;
 use std::time::Duration;
 
 use blobd_tests::browser::Browser;
@@ -7,6 +8,7 @@ use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::reader::Reader;
 use blobd_tests::registry::{FakeRegistry, Fault};
+use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::wait::eventually;
 
 use super::Visit;
@@ -121,6 +123,32 @@ fn pulled_again(browser: &mut Browser, visit: &Visit, source: &str) {
     browser.press("Enter");
     browser.wait_for("document.getElementById('action-problem').checkVisibility()");
     assert!(visit.daemon.client().running_pulls().unwrap().pulls.is_empty());
+}
+
+#[test]
+fn models_that_a_pull_would_evict_are_named_before_it_begins() {
+    const MODEL: &str = "application/vnd.ollama.image.model";
+    let Some(mut browser) = Browser::start() else { return };
+    let browser = &mut browser;
+    let registry = FakeRegistry::start().unwrap();
+    for (name, tensor) in [("a", 1), ("b", 2)] {
+        let weights = super::model_of(&[tensor], 4 << 20).bytes();
+        registry.add_model(&format!("library/{name}:1"), b"{}", &[(MODEL, &weights)]).unwrap();
+    }
+    let folder = tmpfs_directory();
+    let config = folder.path().join("config.toml");
+    fs::write(&config, "[space]\nquota = \"6 MiB\"\nevict = \"all\"\n").unwrap();
+    let daemon = TestDaemon::start_at(&folder.path().join("store"), Some(&config));
+    daemon.command().run(["pull", &registry.name("library/a:1"), "--name", "a"]).succeeds();
+    let visit = Visit::of(browser, daemon);
+    plan(browser, &registry.name("library/b:1"), "b");
+    let effects = said(browser, "effects");
+    assert!(effects.contains("To make room, these models will be removed: a:latest."), "{effects}");
+    assert_eq!(names(&visit.daemon), ["a:latest"], "nothing has begun");
+    confirm(browser);
+    close(browser);
+    wait_for_result(browser, "b:latest is pulled");
+    assert_eq!(names(&visit.daemon), ["b:latest"]);
 }
 
 #[test]
