@@ -126,6 +126,11 @@ pub enum RegistryError {
         /// The configured URL without its user and password.
         base: String,
     },
+    #[error("headers: expected the base URL of a server with names and values of headers, found {found:?}")]
+    Header {
+        /// The wrong URL or name.
+        found: String,
+    },
     /// All mirrors of a host failed. The message is that of the most informative error.
     #[error("{error}")]
     AllFailed { error: Box<RegistryError>, others: Vec<String> },
@@ -244,6 +249,7 @@ impl RegistryError {
             Self::UnusableModel { .. } => FailureKind::UnusableModel,
             Self::Host { .. }
             | Self::Mirror { .. }
+            | Self::Header { .. }
             | Self::Certificates { .. }
             | Self::PlainHttp { .. }
             | Self::Proxy(_)

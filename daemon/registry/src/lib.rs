@@ -40,7 +40,7 @@
 //!
 //! Modules, each group built on the next: sources (`resolve`, `hub_model`, `huggingface`, `web`, `manifest`);
 //! files and their bytes (`remote`, `part`, `stream`, `decoder`); uploads (`upload`), tensor indexes (`tensor_index`); one request (`request`, `auth`, `refusal`, `retry`,
-//! `mirrors`); connections (`transport`, `connector`, `proxy`, `address_scope`).
+//! `mirrors`); connections (`transport`, `server_headers`, `connector`, `proxy`, `address_scope`).
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
@@ -73,6 +73,7 @@ mod remote;
 mod request;
 mod resolve;
 mod retry;
+mod server_headers;
 mod server_reason;
 mod signatures;
 mod stream;
@@ -143,7 +144,7 @@ impl RegistryClient {
     /// request that would use it, not here.
     ///
     /// # Errors
-    /// [`RegistryError::Mirror`] and [`RegistryError::Certificates`] when the policy is unusable.
+    /// [`RegistryError::Mirror`], [`RegistryError::Header`] and [`RegistryError::Certificates`] when the policy is unusable.
     pub fn new(policy: &RegistryPolicy) -> Result<Self> {
         let limits = Limits::default();
         let limits = Limits { silence: policy.stall_timeout.unwrap_or(limits.silence), ..limits };
@@ -154,7 +155,7 @@ impl RegistryClient {
         let shared = Shared {
             mirrors: Arc::new(Mirrors::new(policy)?),
             peers: Arc::new(Peers::new(policy)?),
-            transport: Transport::new(&policy.ca_files, &limits, proxies)?,
+            transport: Transport::new(policy, &limits, proxies)?,
             tokens: Arc::default(),
             referrers: Arc::default(),
             credentials: Arc::new(policy.credentials.clone()),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::credentials::CredentialPolicy;
 use super::origin;
 use super::retry::RetryPolicy;
+use super::server_headers;
 
 /// The default of [`RegistryPolicy::stall_timeout`]. A working connection pauses for a few seconds at most, and a
 /// broken one never sends anything. If a content network is still loading a cold file, the repeated request benefits
@@ -20,6 +21,8 @@ pub struct RegistryPolicy {
     pub mirrors: BTreeMap<String, Vec<String>>,
     /// Base URLs of machines that are asked for the files of all registries by their digests first.
     pub peers: Vec<String>,
+    /// Headers that are added to every request to a server, by its base URL.
+    pub headers: BTreeMap<String, BTreeMap<String, String>>,
     /// Registries, as `HOST:PORT`, that are requested over plain HTTP.
     pub insecure: Vec<String>,
     /// PEM files with certificate authorities that are trusted in addition to the machine's own.
@@ -37,6 +40,17 @@ impl RegistryPolicy {
     /// Whether this can be the base URL of a mirror: `http` or `https`, a host, and perhaps a port and a path.
     pub fn is_base_url(text: &str) -> bool {
         origin::Registry::at(text).is_some()
+    }
+
+    /// Whether a server's requests can have this header besides their own. Those of the connection and those with credentials
+    /// are refused.
+    pub fn is_header_name(text: &str) -> bool {
+        server_headers::name(text).is_some()
+    }
+
+    /// Whether a header can have this value.
+    pub fn is_header_value(text: &str) -> bool {
+        server_headers::value(text).is_some()
     }
 
     /// Restricts the policy to blobd's own credentials, for a daemon that serves several users. All of them can read

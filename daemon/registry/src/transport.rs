@@ -27,9 +27,10 @@ use super::connect_failure::ConnectFailure;
 use super::connector::{BoxError, Connector};
 use super::error::{RegistryError, Result};
 use super::origin::host_of;
-use super::policy::Limits;
+use super::policy::{Limits, RegistryPolicy};
 use super::proxy::Proxies;
 use super::regular_file::read_regular;
+use super::server_headers::ServerHeaders;
 
 /// The HTTP clients, one for each narrowest [`AddressScope`] allowed. Idle connections are reused only by requests with
 /// the same limit.
@@ -42,6 +43,7 @@ pub(super) struct Transport {
     authorities: RootCertStore,
     proxies: Arc<Proxies>,
     limits: Limits,
+    headers: Arc<ServerHeaders>,
     /// The servers that have passed on the request that these are sent for.
     via: Option<HeaderValue>,
 }
@@ -72,7 +74,7 @@ impl<'u> Request<'u> {
 }
 
 impl Transport {
-    pub(super) fn new(ca_files: &[PathBuf], limits: &Limits, proxies: Proxies) -> Result<Self> {
+    pub(super) fn new(policy: &RegistryPolicy, limits: &Limits, proxies: Proxies) -> Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -80,9 +82,10 @@ impl Transport {
         Ok(Self {
             clients: OnceCell::new(),
             tls,
-            authorities: read_authorities(ca_files)?,
+            authorities: read_authorities(&policy.ca_files)?,
             proxies: Arc::new(proxies),
             limits: *limits,
+            headers: Arc::new(ServerHeaders::new(&policy.headers)?),
             via: None,
         })
     }
@@ -95,6 +98,7 @@ impl Transport {
             authorities: self.authorities.clone(),
             proxies: Arc::clone(&self.proxies),
             limits: self.limits,
+            headers: Arc::clone(&self.headers),
             via: self.via.clone(),
         }
     }
@@ -135,6 +139,7 @@ impl Transport {
         if let Some(proxy) = proxy.filter(|proxy| proxy.forwards(&uri)) {
             headers.extend(proxy.basic_authorization().map(|value| (PROXY_AUTHORIZATION, value)));
         }
+        self.headers.add_to(&mut headers, url);
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.extend(self.via.clone().map(|via| (VIA, via)));

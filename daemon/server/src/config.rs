@@ -36,7 +36,7 @@ use self::error::Refusal;
 pub use self::keys::{KEYS, Key};
 use self::policy::PolicyConfig;
 use self::quotas::QuotasConfig;
-use self::registries::{Host, Mirrors, PeersConfig};
+use self::registries::{Host, Mirrors, PeersConfig, ServerHeaders, headers_as_text};
 use self::sections::{AuditConfig, MetricsConfig, ScrubConfig, SpaceConfig, TransferConfig, TrashConfig};
 use self::serve::ServeConfig;
 pub(crate) use self::settings::{Given, mode, path};
@@ -66,6 +66,7 @@ pub(crate) struct Config {
     pub(crate) socket_mode: Option<u32>,
     mirrors: BTreeMap<Host, Mirrors>,
     peers: PeersConfig,
+    headers: ServerHeaders,
     insecure_registries: Vec<Host>,
     ca_files: Vec<PlacedPath>,
     durability: Durability,
@@ -243,6 +244,7 @@ impl Config {
         RegistryPolicy {
             mirrors: mirrors.collect(),
             peers: self.peers.urls.iter().map(|url| url.0.clone()).collect(),
+            headers: headers_as_text(&self.headers),
             insecure: self.insecure_registries.iter().map(|host| host.0.clone()).collect(),
             ca_files: stores::paths(&self.ca_files),
             credentials: self.credentials.policy(self.location.as_deref()),

@@ -52,6 +52,8 @@ pub const KEYS: &[Key] = &[
         "a table: a registry's host, and the base URL to use in its place, or a list of them; a URL has no user and no password: `blobd login` saves them"),
     key("peers.urls", "none",
         "base URLs of machines that are asked first for files whose digests are known, such as other blobds that [serve](SERVING.md) their models; a URL has no user and no password"),
+    key("headers", "none",
+        "a table: the base URL of a mirror, a peer or another server, and a table of headers that are added to each request to that host and port ([example](PULLING.md#mirrors)); `blobd config` shows them"),
     key("insecure_registries", "none",
         "registries, as `HOST` or `HOST:PORT`, that are contacted over plain HTTP"),
     key("ca_files", "none",

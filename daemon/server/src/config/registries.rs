@@ -1,6 +1,7 @@
 //! Hosts of registries, and the base URLs of their mirrors.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use blobd_registry::RegistryPolicy;
 use blobd_registry::credentials::RegistryHost;
@@ -70,13 +71,58 @@ impl Mirrors {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct PeersConfig {
-    pub(super) urls: Vec<PeerUrl>,
+    pub(super) urls: Vec<ServerUrl>,
 }
 
-/// The base URL of a peer.
+/// The base URL of a server.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(transparent)]
+pub(super) struct ServerUrl(#[serde(deserialize_with = "values::required::<Mirrors, _>")] pub(super) String);
+
+/// Headers that are added to the requests to a server, by its base URL.
+pub(super) type ServerHeaders = BTreeMap<ServerUrl, BTreeMap<HeaderName, HeaderValue>>;
+
+/// The name of a header that may be added.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(transparent)]
+pub(super) struct HeaderName(
+    #[serde(deserialize_with = "values::required::<HeaderName, _>")] pub(super) String,
+);
+
+impl Value for HeaderName {
+    type Output = String;
+
+    const EXPECTED: &'static str = "the name of a header such as \"X-Dragonfly-Registry\", and not one of the connection or with \
+                                    credentials, which `blobd login` saves";
+
+    fn from_text(text: &str) -> Option<String> {
+        RegistryPolicy::is_header_name(text).then(|| text.to_owned())
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
-pub(super) struct PeerUrl(#[serde(deserialize_with = "values::required::<Mirrors, _>")] pub(super) String);
+pub(super) struct HeaderValue(
+    #[serde(deserialize_with = "values::required::<HeaderValue, _>")] pub(super) String,
+);
+
+impl Value for HeaderValue {
+    type Output = String;
+
+    const EXPECTED: &'static str = "the text of a header, without control characters";
+
+    fn from_text(text: &str) -> Option<String> {
+        RegistryPolicy::is_header_value(text).then(|| text.to_owned())
+    }
+}
+
+/// The headers as plain text, by the base URL.
+pub(super) fn headers_as_text(headers: &ServerHeaders) -> BTreeMap<String, BTreeMap<String, String>> {
+    let fields = |own: &BTreeMap<HeaderName, HeaderValue>| {
+        own.iter().map(|(name, value)| (name.0.clone(), value.0.clone())).collect()
+    };
+    headers.iter().map(|(url, own)| (url.0.clone(), fields(own))).collect()
+}
 
 /// The text without the users and passwords in its URLs.
 pub(super) fn without_passwords(text: &str) -> String {
@@ -118,8 +164,25 @@ mod tests {
     }
 
     #[test]
+    fn wrong_headers_are_named_with_their_place() {
+        let (url, name) = ("a URL such as", "the name of a header such as");
+        for (text, message) in [
+            ("[headers.x]\na = \"b\"", format!("c:1:10: headers: expected {url}")),
+            ("[headers.\"http://m\"]\nCookie = \"b\"", format!("c:2:1: headers.http://m: expected {name}")),
+            (
+                "[headers.\"http://m\"]\na = \"b\\n\"",
+                "c:2:5: headers.http://m.a: expected the text of a header".to_owned(),
+            ),
+        ] {
+            let found = error(text);
+            assert!(found.starts_with(&message), "{text}: {found}");
+        }
+    }
+
+    #[test]
     fn no_error_has_a_password() {
         for (text, part) in [
+            ("[headers.\"https://me:s3cret@m.example\"]", "found \"https://…@m.example\""),
             ("[mirrors]\nx = \"https://me:s3cret@m.example/p\"", "found \"https://…@m.example/p\""),
             ("[mirrors]\nx = [\"https://me:s3/cret@m\"]", "\"https://…@m\""),
             ("[mirrors]\n\"me:s3cret@x\" = \"http://m\"", "\"…@x\""),

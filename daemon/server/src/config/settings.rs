@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::Config;
 use super::keys::{KEYS, Key};
+use super::registries::headers_as_text;
 use super::values::{optional_size, size_value};
 use crate::user_set::NameOrNumber;
 
@@ -67,6 +68,7 @@ impl Config {
             ("socket_mode", self.socket_mode.map_or(Value::Null, mode)),
             ("mirrors", mirrors.collect()),
             ("peers.urls", self.peers.urls.iter().map(|url| json!(url.0)).collect()),
+            ("headers", json!(headers_as_text(&self.headers))),
             ("insecure_registries", self.insecure_registries.iter().map(|host| json!(host.0)).collect()),
             ("ca_files", self.ca_files.iter().map(|file| path(file.path())).collect()),
             ("durability", json!(self.durability.name())),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use blobd_store_format::digest::Digest;
 use blobd_tests::command::{Blobd, Run};
 use blobd_tests::model::ModelFile;
-use blobd_tests::registry::{FakeRegistry, Fault};
+use blobd_tests::registry::{FakeRegistry, Fault, Request};
 use blobd_tests::store_dir::check_blobs;
 use blobd_tests::temp_dirs::tmpfs_directory;
 
@@ -161,4 +161,22 @@ fn wrong_addresses_of_peers_are_named_with_their_line() {
         assert!(error.contains("config.toml:2:") && error.contains("peers.urls"), "{urls}: {error}");
         assert!(!error.contains("secret"), "{error}");
     }
+}
+
+#[test]
+fn configured_headers_are_sent_to_their_server_alone() {
+    let file = ModelFile::dense(1).bytes();
+    let (upstream, peer) = (upstream(&file), FakeRegistry::start().unwrap());
+    let headers = format!("[headers.{:?}]\nX-Dragonfly-Registry = \"https://r.example\"\n", upstream.url());
+    let machine = Machine::new(&(mirrors(&upstream) + &peers(&[peer.url()]) + &headers));
+    machine.pull().succeeds();
+    assert!(machine.exported() == file);
+    let has_it = |request: &Request| request.header("x-dragonfly-registry") == Some("https://r.example");
+    let (redirected, own): (Vec<_>, Vec<_>) =
+        upstream.requests().into_iter().partition(|request| request.path.starts_with("/cdn/"));
+    assert!(own.len() >= 2 && own.iter().all(has_it), "{own:?}");
+    // Where the mirror redirects to is another server.
+    assert!(redirected.iter().chain(&peer.requests()).all(|request| !has_it(request)));
+    let asked = peer.requests();
+    assert!(asked.iter().any(|request| request.path.ends_with("?ns=registry.ollama.ai")), "{asked:?}");
 }
