@@ -74,7 +74,9 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
             (Published::new(form, &model, &facts)?, Vec::new())
         }
     };
-    let index = if params.no_index { None } else { tensor_index(&published.manifest, &stored, &destination) };
+    // The layers of an image are not the model's files, so nobody could use an index of these.
+    let has_index = !params.no_index && params.form != PushForm::Image;
+    let index = has_index.then(|| tensor_index(&published.manifest, &stored, &destination)).flatten();
     // They are of the stored manifest and its files.
     let is_stored_form = published.config.is_none();
     let signatures = if is_stored_form { signatures(store, &model, &destination)? } else { Vec::new() };
