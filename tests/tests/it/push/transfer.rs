@@ -1,10 +1,16 @@
 //! Models that go from registry to registry (`transfer`): what moves, what is verified, and what failures end in.
 
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
 use blobd_store_format::digest::Digest;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
+use blobd_tests::programs;
 use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::store_dir::check_empty;
+use blobd_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value as Json;
 
 use super::{MODEL, check_pulled, push, with_model};
@@ -118,6 +124,45 @@ fn file_with_a_wrong_digest_is_not_published() {
         transfer(&daemon, &from, &to, &[]);
         check_pulled(&to, &weights);
     }
+}
+
+#[test]
+fn ctrl_c_ends_a_transfer_and_leaves_nothing() {
+    let ((source, weights, digest), daemon) = (source(), TestDaemon::start());
+    let registry = FakeRegistry::start().unwrap();
+    let (from, to) = (source.name("me/tiny:1"), registry.name("me/tiny:1"));
+    // SIGINT may be ignored in the tests' own process.
+    let mut command = Command::new("env");
+    daemon.command().prepare(&mut command);
+    command.args(["--default-signal=INT".as_ref(), programs::blobd().as_os_str()]);
+    command.args(["transfer", &from, &to, "--limit-rate", "1KB"]);
+    let transferring = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("a file moves", || registry.requests().iter().any(|request| request.method == "POST"));
+    kill_process(Pid::from_child(&transferring), Signal::INT).unwrap();
+    let output = transferring.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    eventually("it is recorded as cancelled", || {
+        let records = daemon.command().line("log --verb transfer --json").succeeds().json_lines();
+        records.first().is_some_and(|record| record["result"] == "cancelled")
+    });
+    assert_eq!(registry.manifest("/v2/me/tiny/manifests/1"), None);
+    assert_eq!(registry.blob(digest), None);
+    check_empty(daemon.root());
+    transfer(&daemon, &from, &to, &[]);
+    check_pulled(&to, &weights);
+}
+
+#[test]
+fn rate_limit_of_a_transfer_applies_to_all_its_files_together() {
+    let ((source, weights, _), daemon) = (source(), TestDaemon::start());
+    let registry = FakeRegistry::start().unwrap();
+    let (from, to) = (source.name("me/tiny:1"), registry.name("me/tiny:1"));
+    let rate = format!("{}B", weights.len() / 3);
+    let begun = Instant::now();
+    transfer(&daemon, &from, &to, &["--limit-rate", &rate]);
+    // Three seconds' worth, of which the limit may let some pass at once.
+    assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
+    check_pulled(&to, &weights);
 }
 
 #[test]

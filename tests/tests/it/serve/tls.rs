@@ -10,6 +10,8 @@ use blobd_tests::command::Blobd;
 use blobd_tests::model::ModelFile;
 use blobd_tests::temp_dirs::tmpfs_directory;
 use blobd_tests::tls::{AUTHORITY, CERTIFICATE, KEY};
+use blobd_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::Site;
 
@@ -89,4 +91,43 @@ fn files_that_are_no_certificate_and_its_key_are_named() {
     assert!(error.contains("serve.key: expected serve.certificate beside it"), "{error}");
     let error = refused(&settings("/nonexistent", &key));
     assert!(error.contains("serve.certificate: /nonexistent: cannot read"), "{error}");
+}
+
+/// Another authority, and a certificate with its key that it has signed.
+const OTHER: [&str; 3] = [
+    include_str!("../../../../daemon/registry/src/testdata/ca.pem"),
+    include_str!("../../../../daemon/registry/src/testdata/server.pem"),
+    include_str!("../../../../daemon/registry/src/testdata/server.key"),
+];
+
+#[test]
+fn renewed_certificate_is_used_after_sighup_and_a_wrong_one_is_not() {
+    let folder = tmpfs_directory();
+    let write = |name: &str, pem: &str| file(folder.path(), name, pem, 0o600);
+    let (certificate, key) = (write("c.pem", CERTIFICATE), write("k.pem", KEY));
+    let site = Site::start_with(&settings(&certificate, &key));
+    site.add(&ModelFile::dense(1), &["tiny"]);
+    let trusts = |authority: &str| {
+        let authority = write("authority.pem", authority);
+        let config = write("trusting.toml", &format!("ca_files = [{authority:?}]\n"));
+        let name = format!("https://localhost:{}/library/tiny", site.address.port());
+        let store = tmpfs_directory();
+        let blobd = Blobd::at_root(&store.path().join("store")).configured_by(Path::new(&config));
+        blobd.run(["pull", &name, "--name", "m"]).code == 0
+    };
+    assert!(trusts(AUTHORITY) && !trusts(OTHER[0]));
+    let reloads = || site.daemon.log().matches("SIGHUP: ").count();
+    let reload = || {
+        let before = reloads();
+        kill_process(Pid::from_raw(site.daemon.pid().try_into().unwrap()).unwrap(), Signal::HUP).unwrap();
+        eventually("the configuration is read", || reloads() > before);
+    };
+    // Half a renewal: the key is that of the other certificate.
+    write("c.pem", OTHER[1]);
+    reload();
+    assert!(site.daemon.log().contains("SIGHUP: the configuration stays as it is"));
+    assert!(trusts(AUTHORITY) && !trusts(OTHER[0]));
+    write("k.pem", OTHER[2]);
+    reload();
+    assert!(trusts(OTHER[0]) && !trusts(AUTHORITY));
 }
