@@ -1,5 +1,6 @@
 //! Models for other machines: the registry of `[serve]`, and who sees what of it.
 
+mod built_clients;
 mod clients;
 mod hub;
 mod hub_clients;
