@@ -130,6 +130,10 @@ headers *files: build
 engines model prompt=" The" text="": build
     tests/engines/run target/release/blobd {{ model }} "{{ prompt }}" "{{ text }}"
 
+# Download a model of yours from the hub's API of `[serve]` with the clients of Rust and llama.cpp, which are built first
+downloads model: build
+    tests/engines/downloads target/release/blobd {{ model }}
+
 # Run two engine processes on two models that share tensors, and measure the memory of their weights together
 siblings one two prompt=" The": build
     tests/engines/siblings target/release/blobd {{ one }} {{ two }} "{{ prompt }}"
