@@ -12,6 +12,10 @@ repository, folder = sys.argv[1:]
 downloaded = pathlib.Path(snapshot_download(repository, cache_dir=folder))
 again = pathlib.Path(snapshot_download(repository, cache_dir=folder, revision=downloaded.name))
 assert again == downloaded, (again, downloaded)
+# As `hf cache verify` does.
+verified = HfApi().verify_repo_checksums(repository, cache_dir=folder)
+assert verified.checked_count > 0, verified
+assert not (verified.mismatches or verified.missing_paths or verified.extra_paths), verified
 digests = {
     path.relative_to(downloaded).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
     for path in downloaded.rglob("*")
