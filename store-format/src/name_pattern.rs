@@ -180,6 +180,13 @@ mod tests {
     }
 
     #[test]
+    fn pattern_is_shown_as_it_was_written() {
+        for text in ["LLAMA3:8?", "*", "llama3"] {
+            assert_eq!(text.parse::<NamePattern>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
     fn text_is_found_in_names() {
         let finds =
             |text: &str, name: &str| NamePattern::search(text).unwrap().matches(&name.parse().unwrap());

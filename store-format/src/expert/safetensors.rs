@@ -212,6 +212,7 @@ mod tests {
             ("m.mlp.experts.down_proj", Dtype::F4, &[4, 1, 1], None),
             ("m.mlp.experts.0.down_proj.weight", Dtype::F32, &[4, 4], None),
             ("m.mlp.experts.norm.weight", Dtype::F32, &[4, 4], None),
+            ("m.mlp.experts.w1.lora_A", Dtype::F32, &[4, 4], None),
             ("m.mlp.gate.weight", Dtype::F32, &[4, 4], None),
             ("experts.down_proj", Dtype::F32, &[4, 4, 4], None),
             ("down_proj", Dtype::F32, &[4, 4, 4], None),

@@ -97,7 +97,7 @@ pub(super) const fn advice(error: &GgufError, origin: FileOrigin) -> &'static st
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gguf::GgufWriter;
+    use crate::gguf::{GgmlType, GgufWriter};
 
     #[test]
     fn file_is_a_shard_if_there_are_more() {
@@ -115,6 +115,16 @@ mod tests {
         assert_eq!(shard(&[("split.count", 2)]), of(2, None, None));
         let all = [("split.no", 1), ("split.count", 3), ("split.tensors.count", 9)];
         assert_eq!(shard(&all), of(3, Some(1), Some(9)));
+    }
+
+    #[test]
+    fn data_begins_after_the_header_and_its_padding() {
+        let mut writer = GgufWriter::new();
+        writer.tensor("t", GgmlType::F32, &[8]).unwrap();
+        let bytes = writer.header().unwrap();
+        let header: Box<dyn ModelHeader> = Box::new(Header::parse(&bytes).unwrap());
+        assert_eq!(header.data_offset(), bytes.len() as u64);
+        assert_eq!((header.data_offset() % 32, header.tensor_count()), (0, 1));
     }
 
     #[test]

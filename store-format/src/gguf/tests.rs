@@ -345,6 +345,27 @@ fn well_known_key_of_wrong_type_is_ignored() {
 }
 
 #[test]
+fn integers_of_every_type_are_numbers_unless_they_are_negative() {
+    let values: [(&str, Value, Value); 4] = [
+        ("8", Value::I8(5), Value::I8(-1)),
+        ("16", Value::I16(5), Value::I16(-1)),
+        ("32", Value::I32(5), Value::I32(-1)),
+        ("64", Value::I64(5), Value::I64(-1)),
+    ];
+    let unsigned = [Value::U8(5), Value::U16(5), Value::U32(5), Value::U64(5)];
+    let read = |value: Value| {
+        let mut writer = GgufWriter::new();
+        writer.metadata("k", value).unwrap();
+        Header::parse(&writer.header().unwrap()).unwrap().value("k").unwrap().as_u64()
+    };
+    for (bits, positive, negative) in values {
+        assert_eq!((read(positive), read(negative)), (Some(5), None), "{bits} bits");
+    }
+    assert_eq!(unsigned.map(read), [Some(5); 4]);
+    assert_eq!((read(Value::F32(5.0)), read(Value::Bool(true))), (None, None));
+}
+
+#[test]
 fn alignment_that_is_not_a_power_of_two_is_refused() {
     for found in [0, 13, 48, u32::MAX] {
         let raw = Raw::new(0, 1).key(ALIGNMENT_KEY, 4).u32(found);
@@ -500,6 +521,18 @@ fn hundred_thousand_keys_and_strings_in_small_pieces_are_read() {
 fn hundred_thousand_equal_names_are_refused() {
     let raw = (0..100_000).fold(Raw::new(100_000, 0), |raw, _| raw.tensor(b"same", &[0], 0, 0));
     assert_eq!(Header::parse(&raw.0), Err(GgufError::DuplicateTensor { name: "same".into() }));
+}
+
+#[test]
+fn only_the_key_of_the_alignment_changes_the_padding() {
+    for (key, alignment) in [("other", 32), (ALIGNMENT_KEY, 512)] {
+        let mut writer = GgufWriter::new();
+        writer.metadata(key, 512_u32).unwrap().tensor("t", GgmlType::F32, &[8]).unwrap();
+        let header = writer.header().unwrap();
+        let data_offset = Header::parse(&header).unwrap().data_offset();
+        assert_eq!((data_offset, data_offset % alignment), (header.len() as u64, 0), "{key}");
+        assert_eq!(data_offset.is_multiple_of(512), alignment == 512, "{key}");
+    }
 }
 
 #[test]

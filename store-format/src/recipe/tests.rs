@@ -270,6 +270,16 @@ fn pieces_and_tensors_name_blobs_by_their_numbers_in_the_list() {
     ] {
         assert!(parse_changed(&recipe, "\"blob\":0", to).is_err(), "{to}");
     }
+    let error = parse_changed(&recipe, "\"blob\":0", "\"blob\":-1").unwrap_err().to_string();
+    assert!(error.contains("expected the number of a blob, or its digest"), "{error}");
+}
+
+#[test]
+fn recipe_with_the_most_tensors_and_the_longest_names_is_read() {
+    // Next to its name and its shape, which are in the header too, a tensor takes less than 400 bytes.
+    let tensors = crate::safetensors::Header::MAX_TENSORS as u64 * 400;
+    let longest = crate::safetensors::Header::MAX_BYTES + tensors;
+    assert_eq!(Recipe::MAX_BYTES.max(longest), Recipe::MAX_BYTES);
 }
 
 /// The names and shapes of Qwen3-30B-A3B, whose experts are separate tensors.

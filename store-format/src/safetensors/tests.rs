@@ -64,7 +64,9 @@ fn headers_that_are_cut_off_or_too_long_are_refused() {
     for length in [100_000_001, u64::MAX] {
         let error = Header::parse(&length.to_le_bytes(), 1 << 40).unwrap_err();
         assert_eq!(error, SafetensorsError::HeaderLength { found: length });
+        assert!(error.is_over_limit());
     }
+    assert!(!Header::parse(&whole[..9], whole.len() as u64).unwrap_err().is_over_limit());
 }
 
 #[test]

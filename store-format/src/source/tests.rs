@@ -90,6 +90,53 @@ fn newer_versions_are_looked_for_at_the_same_place() {
 }
 
 #[test]
+fn one_model_is_the_same_at_any_commit_and_by_its_repository_or_its_file() {
+    for (one, other, is_same) in [
+        ("hf.co/me/x/b.gguf", "https://huggingface.co/me/x/blob/v1/b.gguf", true),
+        ("hf.co/me/x/b.gguf", "hf.co/me/x/c.gguf", false),
+        ("hf.co/me/x/b.gguf", "hf.co/me/y/b.gguf", false),
+        ("hf.co/me/x:b", "hf.co/me/x/b.gguf", true),
+        ("hf.co/me/y:b", "hf.co/me/x/b.gguf", false),
+        ("me/x:b", "hf.co/me/x/b.gguf", false),
+        ("llama3:8b", "llama3:8b", true),
+        ("llama3:8b", "llama3:70b", false),
+    ] {
+        let (one, other) = (source(one), source(other));
+        assert_eq!(one.is_same_model(&other), is_same, "{one} {other}");
+        assert_eq!(other.is_same_model(&one), is_same, "{other} {one}");
+    }
+    let is_same_repository = |one: &str, other: &str| source(one).is_same_repository(&source(other));
+    assert!(is_same_repository("hf.co/me/x/b.gguf", "hf.co/me/x/c.gguf"));
+    assert!(!is_same_repository("hf.co/me/x/b.gguf", "hf.co/me/y/b.gguf"));
+}
+
+#[test]
+fn files_of_one_commit_have_the_same_repository_and_the_same_fixed_revision() {
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let file = |repository: &str, revision: &str, file: &str| {
+        source(&format!("https://huggingface.co/{repository}/blob/{revision}/{file}"))
+    };
+    let one = file("me/x", commit, "a.gguf");
+    assert!(one.is_same_commit(&file("me/x", commit, "b.gguf")));
+    assert!(!one.is_same_commit(&file("me/y", commit, "a.gguf")));
+    assert!(!one.is_same_commit(&file("me/x", &commit.replace('0', "1"), "a.gguf")));
+    let main = file("me/x", "main", "a.gguf");
+    assert!(!main.is_same_commit(&main), "a branch moves");
+    assert!(!source("llama3:8b").is_same_commit(&source("llama3:8b")));
+}
+
+#[test]
+fn files_have_the_last_part_of_their_path_as_name() {
+    for (text, expected) in [
+        ("hf.co/me/x/a/b.gguf", Some("b.gguf")),
+        ("https://example.com/files/c.gguf?download=true", Some("c.gguf")),
+        ("llama3:8b", None),
+    ] {
+        assert_eq!(source(text).file_name().as_deref(), expected, "{text}");
+    }
+}
+
+#[test]
 fn pages_of_models_are_references() {
     for (text, name) in [
         ("https://huggingface.co/me/x-GGUF", "hf.co/me/x-GGUF:latest"),

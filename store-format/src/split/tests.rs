@@ -244,9 +244,10 @@ fn missing_final_padding_is_accepted() {
 fn trailing_bytes_and_gaps_become_literals_up_to_the_limit_and_blobs_beyond() {
     let header = header(&[("a", I8, &[32], 32)]);
     let with_tail = |tail| plan(&header, 64 + tail).unwrap();
-    assert_eq!(with_tail(Recipe::MAX_LITERAL_BYTES).literal_count(), 2);
+    let within = with_tail(Recipe::MAX_LITERAL_BYTES);
+    assert_eq!((within.literal_count(), within.literal_bytes()), (2, 32 + Recipe::MAX_LITERAL_BYTES));
     let beyond = with_tail(Recipe::MAX_LITERAL_BYTES + 1);
-    assert_eq!(beyond.literal_count(), 1);
+    assert_eq!((beyond.literal_count(), beyond.literal_bytes()), (1, 32));
     let filler = PlannedBlob { size: Recipe::MAX_LITERAL_BYTES + 1, content: BlobContent::Filler };
     assert_eq!(beyond.blobs().last(), Some(&filler));
 }
