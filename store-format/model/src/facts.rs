@@ -78,7 +78,30 @@ fn quotient(number: u64, unit: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use blobd_store_format::gguf::{GgmlType, GgufWriter};
+
     use super::*;
+
+    #[test]
+    fn header_of_a_gguf_file_has_all_facts() {
+        let mut writer = GgufWriter::new();
+        writer.metadata("general.architecture", "llama").unwrap();
+        writer.metadata("general.file_type", 15_u32).unwrap();
+        writer.metadata("split.no", 1_u16).unwrap();
+        writer.metadata("split.count", 3_u16).unwrap();
+        writer.tensor("blk.0.attn_q.weight", GgmlType::F32, &[8, 2]).unwrap();
+        let header = Header::parse(&writer.header().unwrap()).unwrap();
+        let expected = ModelFacts {
+            format: Some("gguf"),
+            kind: ModelKind::Model,
+            architecture: Some("llama".to_owned()),
+            parameters: 16,
+            quantization: Some("Q4_K_M".to_owned()),
+            tensor_count: 1,
+            shard: Some(Shard { number: Some(1), count: 3, total_tensor_count: None }),
+        };
+        assert_eq!(ModelFacts::from_header(&header), expected);
+    }
 
     /// The expected texts follow from Go's `%.0f`, `%.1f` and `%.2f`.
     #[test]

@@ -142,6 +142,8 @@ fn float_json(value: f64) -> Json {
 
 #[cfg(test)]
 mod tests {
+    use blobd_store_format::gguf::{GgufWriter, Header, Value};
+
     use super::*;
 
     #[test]
@@ -170,6 +172,27 @@ mod tests {
         assert_eq!(json(&text), text);
         assert_eq!(json("y"), "y");
         assert_ne!(json("z"), "z");
+    }
+
+    /// The value as a header has it, its JSON, and the name of its type.
+    fn read(value: impl Into<Value>) -> (Json, String) {
+        let mut writer = GgufWriter::new();
+        writer.metadata("k", value).unwrap();
+        let header = Header::parse(&writer.header().unwrap()).unwrap();
+        let value = header.value("k").unwrap();
+        assert_eq!(whole_json(&value).as_array().map(Vec::len), value.as_array().map(|array| array.len()));
+        (Abridger::new().json(&value), type_name(&value))
+    }
+
+    #[test]
+    fn arrays_of_more_than_64_elements_are_abridged() {
+        let numbers = |count: u32| (0..count).collect::<Vec<u32>>();
+        assert_eq!(read(numbers(64)).0, json!(numbers(64)));
+        assert_eq!(read(numbers(3)), (json!([0, 1, 2]), "array<uint32>".to_owned()));
+        let abridged = json!({"type": "uint32", "count": 65, "first": [0, 1, 2, 3]});
+        assert_eq!(read(numbers(65)), (abridged, "array<uint32>".to_owned()));
+        assert_eq!(read("a"), (json!("a"), "string".to_owned()));
+        assert_eq!(read(1_u16), (json!(1), "uint16".to_owned()));
     }
 
     #[test]

@@ -297,6 +297,8 @@ mod tests {
             ("scales", "F16", &[5]),
         ];
         assert_eq!(parameters(&gptq, &layer), 128 * 128 + 128 + 5);
+        let without_bits = json!({"quant_method": "gptq", "bits": 0});
+        assert_eq!(parameters(&without_bits, &layer), 16 * 128 + 128 + 5, "as they are stored");
         let nvfp4 = json!({"quant_method": "modelopt", "quant_algo": "NVFP4"});
         let layer: [(&str, &str, &[u64]); 4] = [
             ("l.weight", "U8", &[128, 64]),

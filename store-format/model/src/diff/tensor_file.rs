@@ -62,6 +62,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn file_takes_the_place_of_the_one_with_its_path_then_folder_then_component() {
+        let file = |component: &str, path: Option<&str>| TensorFile::new(component, path.map(str::to_owned));
+        let wanted = file("model", Some("vae/m.safetensors"));
+        for (other, expected) in [
+            (file("model", Some("vae/m.safetensors")), Likeness::Path),
+            (file("model", Some("vae/n.safetensors")), Likeness::Folder),
+            (file("model", Some("m.safetensors")), Likeness::Component),
+            (file("model", None), Likeness::Component),
+            (file("draft", Some("vae/m.safetensors")), Likeness::None),
+        ] {
+            assert_eq!(wanted.likeness(&other), expected, "{other:?}");
+        }
+    }
+
+    #[test]
     fn files_are_named_by_path_folder_or_component() {
         let file = TensorFile::new("model", Some("vae/m.safetensors".to_owned()));
         for (wanted, is_named) in [

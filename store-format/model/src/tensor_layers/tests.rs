@@ -53,6 +53,8 @@ fn quantised_tensor_is_one_entry_with_its_elements_unpacked() {
         ("", Dtype::U8, 8, 128, "NVFP4"),
         ("", Dtype::F8_E4M3, 8, 128, "NVFP4"),
         ("", Dtype::BF16, 4, 128, "INT4"),
+        // The shapes allow 8 bits too.
+        ("", Dtype::BF16, 2, 128, "INT4"),
     ] {
         let (row, groups) = ([3, 16], [3, groups]);
         let tensors: [(&str, Dtype, &[u64]); 4] = [
@@ -108,6 +110,28 @@ fn lowest_precision_is_that_of_the_fewest_bits_per_element() {
         let files: Vec<_> =
             files.zip(tensors.iter().map(|(dtype, elements)| single(*dtype, *elements))).collect();
         assert_eq!(totals(&layers(&files)).1.as_deref(), expected);
+    }
+}
+
+#[test]
+fn model_decides_where_the_shapes_allow_4_and_8_bits() {
+    let tensors: [(&str, Dtype, &[u64]); 3] =
+        [("w", Dtype::U32, &[3, 16]), ("w.scale", Dtype::BF16, &[3, 2]), ("w.bias", Dtype::BF16, &[3, 2])];
+    let layers = layers(&[("w", header(&[], &tensors))]);
+    let type_for = |quant_type: &str| {
+        let model = Quantization { quant_type: Some(quant_type.to_owned()), group_size: None };
+        layers.describe(&model).next().unwrap().type_name.into_owned()
+    };
+    assert_eq!([type_for("int8"), type_for("int4")], ["INT8", "INT4"]);
+}
+
+#[test]
+fn block_scales_of_another_type_than_their_size_has_are_not_understood() {
+    for (scale, groups) in [(Dtype::F8_E8M0, 8), (Dtype::F8_E4M3, 4), (Dtype::F8_E4M3, 2)] {
+        let shape = [3, groups];
+        let tensors: [(&str, Dtype, &[u64]); 2] = [("w", Dtype::U32, &[3, 16]), ("w.scale", scale, &shape)];
+        let layers = layers(&[("w", header(&[], &tensors))]);
+        assert_eq!(described(&layers), [("w", "U32".to_owned(), vec![3, 16])], "{scale:?} {groups}");
     }
 }
 

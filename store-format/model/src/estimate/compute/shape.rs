@@ -184,3 +184,47 @@ fn recurrent(layer: &Layer<'_>) -> u64 {
     });
     matrices.map(|(name, _)| rows(layer, name)).fold(0, u64::saturating_add)
 }
+
+#[cfg(test)]
+mod tests {
+    use blobd_store_format::gguf::{GgmlType, GgufWriter, Header};
+
+    use super::*;
+    use crate::layers::group_layers;
+
+    /// The norms of a block with these tensors: before the attention, before the feed-forward part, after the attention, after
+    /// the feed-forward part; and whether both take the same input.
+    fn norms(names: &[&str]) -> ([bool; 4], bool) {
+        let mut writer = GgufWriter::new();
+        for name in names {
+            writer.tensor(&format!("blk.0.{name}.weight"), GgmlType::F32, &[4]).unwrap();
+        }
+        let header = Header::parse(&writer.header().unwrap()).unwrap();
+        let shape = BlockShape::read(&group_layers(header.tensors())["blk.0"]);
+        let norms = [
+            shape.has_attention_norm,
+            shape.has_feed_forward_norm,
+            shape.has_post_attention_norm,
+            shape.has_post_feed_forward_norm,
+        ];
+        (norms, shape.is_parallel)
+    }
+
+    #[test]
+    fn norm_after_the_attention_is_that_of_the_feed_forward_part_if_that_has_none() {
+        for (names, expected) in [
+            (&["attn_norm", "ffn_norm"][..], ([true, true, false, false], false)),
+            (&["attn_norm"], ([true, false, false, false], true)),
+            (&["attn_norm", "post_attention_norm"], ([true, true, false, false], false)),
+            (&["attn_norm", "post_attention_norm", "ffn_norm"], ([true, true, true, false], false)),
+            (&["post_attention_norm", "post_ffw_norm"], ([false, false, true, true], false)),
+            (
+                &["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"],
+                ([true, true, true, true], false),
+            ),
+            (&["attn_norm_2", "attn_output_norm"], ([true, true, false, false], false)),
+        ] {
+            assert_eq!(norms(names), expected, "{names:?}");
+        }
+    }
+}

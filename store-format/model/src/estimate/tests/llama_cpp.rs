@@ -173,7 +173,14 @@ fn latent_attention_keeps_one_key_per_token_and_no_value() {
     assert_eq!(kv(&header_mla, &settings), [4096 * 576 * 2; 2]);
     // Files from before multi-head latent attention was supported keep whole keys and values.
     let header_plain = header("deepseek2", &attention(2, &latent[..3]), &[]);
-    assert_eq!(kv(&header_plain, &settings), [4096 * (576 + 512) * 2; 2]);
+    let whole = [4096 * (576 + 512) * 2; 2];
+    assert_eq!(kv(&header_plain, &settings), whole);
+    // Both lengths are needed, and only some architectures have such an attention.
+    for missing in ["attention.key_length_mla", "attention.value_length_mla"] {
+        let some: Vec<_> = latent.iter().filter(|(key, _)| *key != missing).cloned().collect();
+        assert_eq!(kv(&header("deepseek2", &attention(2, &some), &[]), &settings), whole, "{missing}");
+    }
+    assert_eq!(kv(&header("llama", &attention(2, &latent), &[]), &settings), whole);
 }
 
 /// State of a mamba with these keys in bytes: ((4 - 1) * (128 + 2 * 1 * 16) + 16 * 128) * 4.

@@ -185,6 +185,26 @@ fn batch_is_at_most_the_context_of_a_sequence() {
     assert!(graph(512, 512) > graph(512, 100));
 }
 
+/// With a short context, the weights and the result of the output layer take most of the memory.
+#[test]
+fn partial_graph_of_a_short_context_has_the_output() {
+    let keys = [
+        ("block_count", Value::U32(1)),
+        ("embedding_length", Value::U32(64)),
+        ("attention.head_count", Value::U32(1)),
+        vocabulary(1000),
+    ];
+    let partial = |architecture: &str| {
+        let header = header(architecture, &keys, &[]);
+        let models = set(&header);
+        models.estimate(&settings(8, 1, CacheType::F16), Basis::Ollama).unwrap().graph_partial_bytes
+    };
+    // A batch of 8 tokens, each with 2 * 64 + 1000 numbers of 4 bytes.
+    let numbers = 4 * 8 * (2 * 64 + 1000);
+    assert_eq!(partial("stablelm"), numbers);
+    assert_eq!(partial("phi2"), numbers + 64 * 1000 * 105 / 128);
+}
+
 #[test]
 fn missing_keys_are_named_and_defaults_hold() {
     let header = header("llama", &[("block_count", Value::U32(1))], &[]);
@@ -238,6 +258,13 @@ fn files_without_a_rule_have_an_estimate_of_their_weights_that_never_fits() {
             assert_eq!(models.largest_context(&Settings::default(), which, &[1 << 50]), Ok(None), "{basis}");
         }
     }
+    // What is loaded beside it counts too.
+    let (main, projector) =
+        (header("flux", &[], tensor), header("clip", &[], &[("v.patch_embd.weight", GgmlType::F32, &[128])]));
+    let projector = Some(Model::new(&projector, []).unwrap());
+    let models = ModelSet { projector, ..ModelSet::from(Model::new(&main, []).unwrap()) };
+    let estimate = models.estimate(&Settings::default(), Basis::Ollama).unwrap();
+    assert_eq!((estimate.has_rule, estimate.required_bytes()), (false, 256 + 512));
     // llama.cpp does not know the architecture; Ollama's fallback applies to any.
     let tensor: &[(&str, GgmlType, &[u64])] = &[("blk.0.attn_q.weight", GgmlType::F32, &[64])];
     let header = header("unheard-of", &[("block_count", Value::U32(1))], tensor);

@@ -174,6 +174,8 @@ fn weights_are_summed_by_layer_and_experts_can_stay_in_memory() {
         layers,
         [("lm_head", 128), ("model.embed_tokens", 128), ("model.layers.0", 64), ("model.layers.1", 174)]
     );
+    let parts: Vec<_> = estimate.weights.iter().map(|layer| layer.part).collect();
+    assert_eq!(parts, [Part::Output, Part::Other, Part::Block(0), Part::Block(1)]);
     let placement = estimate.place(&[1 << 30]);
     assert!(placement.fits());
     assert_eq!(placement.memory_bytes, 100, "the experts, but not the embedding");
