@@ -254,6 +254,19 @@ mod tests {
     }
 
     #[test]
+    fn models_without_a_lease_are_forgotten() {
+        let leases = Leases::default();
+        for number in 0..3_u8 {
+            let manifest = Digest::of(&[number]);
+            let lease = leases.grant("open");
+            lease.protect_model(manifest, [Digest::of(b"shared"), manifest]);
+            assert!(leases.is_leased(manifest));
+            assert_eq!(leases.lock().models.len(), 1, "{number}");
+        }
+        assert!(leases.leased().is_empty());
+    }
+
+    #[test]
     fn holders_are_those_of_any_of_the_digests() {
         let leases = Leases::default();
         let [a, b, c] = [b"a", b"b", b"c"].map(|bytes| Digest::of(bytes));

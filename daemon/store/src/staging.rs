@@ -256,3 +256,25 @@ fn make_directory(store: &Store, directory: &Path) -> Result<File, StoreError> {
     let opened = store.content.root.try_open_directory(directory);
     opened.map_err(store.content.root.failure(OPEN_DIRECTORY, directory))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{begin, new_store};
+
+    #[test]
+    fn announced_bytes_are_replaced_by_the_blocks_of_files_and_spent_by_those_that_are_passed_over() {
+        let (_folder, store) = new_store();
+        let staging = begin(&store).staging();
+        let expected = || staging.0.expected.load(Ordering::Relaxed);
+        let on_disk = |size| store.ledger.space().on_disk(size);
+        staging.expect(1000);
+        assert_eq!(expected(), 1000);
+        staging.expect_instead(600, [1, 5000]);
+        assert_eq!(expected(), 400 + on_disk(1) + on_disk(5000));
+        staging.pass_over(5000);
+        assert_eq!(expected(), 400 + on_disk(1));
+        staging.pass_over(1 << 40);
+        assert_eq!(expected(), 0);
+    }
+}

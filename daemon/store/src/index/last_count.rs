@@ -154,6 +154,20 @@ mod tests {
     }
 
     #[test]
+    fn count_takes_the_memory_of_its_digests_and_models() {
+        let usage = Usage {
+            unneeded_blobs: vec![Digest::of(b"a"); 2],
+            unneeded_recipes: vec![Digest::of(b"b")],
+            ..Usage::default()
+        };
+        assert_eq!(usage.memory_bytes(), 3 * 32);
+        let mut catalog = Catalog::default();
+        catalog.set_blob(Digest::of(b"a"), facts(100));
+        let inputs = UsageInputs { models: vec![files(&[b"a"])], ..UsageInputs::default() };
+        assert!(inputs.count(&catalog).unwrap().memory_bytes() > 0);
+    }
+
+    #[test]
     fn shared_parts_are_kept_unless_they_are_large() {
         let (_folder, store) = new_store();
         let index = store.content().index();

@@ -145,6 +145,14 @@ mod tests {
     }
 
     #[test]
+    fn name_with_a_digest_means_that_version_and_no_other() {
+        let (_folder, store) = new_store();
+        let (present, other) = (add(&store, "minilm:q4", "a"), add(&store, "other", "b"));
+        assert_eq!(found(&store, &format!("minilm:q4@sha256:{present}")), "minilm:q4");
+        assert!(similar_to(&store, &format!("minilm:q4@sha256:{other}")).is_empty());
+    }
+
+    #[test]
     fn only_tag_of_a_model_is_meant_by_readers_and_not_by_changes() {
         let (_folder, store) = new_store();
         add(&store, "minilm:q4", "a");

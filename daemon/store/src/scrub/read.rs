@@ -224,6 +224,14 @@ mod tests {
     }
 
     #[test]
+    fn file_is_read_through_the_page_cache_after_a_refusal() {
+        let file = tempfile::tempfile().unwrap();
+        let mut refused = DiskFile { file, offset: 0, direct_alignment: Some(4096) };
+        refused.read_through_page_cache();
+        assert_eq!(refused.direct_alignment, None);
+    }
+
+    #[test]
     fn refusal_of_direct_reads_shows_at_the_first_one() {
         for (offset, direct_alignment, errno, is_refused) in [
             (0, Some(4096), Errno::INVAL, true),

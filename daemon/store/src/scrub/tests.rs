@@ -48,6 +48,15 @@ fn pass_finds_damaged_blobs_and_ends() {
 }
 
 #[test]
+fn scrubber_that_is_dropped_has_ended_and_uses_the_store_no_more() {
+    let (_folder, store, _digests) = store_of(2);
+    let scrubber = Scrubber::start(Arc::clone(&store), FAST, || false, |_, _| ()).unwrap();
+    assert_eq!(Arc::strong_count(&store), 2);
+    drop(scrubber);
+    assert_eq!(Arc::strong_count(&store), 1);
+}
+
+#[test]
 fn restart_continues_after_the_last_blob() {
     let (folder, store, digests) = store_of(20);
     damage(&folder, digests[3]);
