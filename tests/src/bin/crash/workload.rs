@@ -1,8 +1,10 @@
 //! Clients that change a store until it crashes.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use blobd_tests::command::{Blobd, Run};
 
@@ -15,7 +17,7 @@ use crate::samples::{Sample, Samples};
 /// crash from 17 on.
 pub(crate) type Clock = dyn Fn() -> u64 + Send + Sync;
 
-/// A client that runs one operation after the other (import, pull, tag, remove, collect), with its own names.
+/// A client that runs one operation after the other (import, move, pull, tag, remove, collect), with its own names.
 pub(crate) struct Worker {
     names: [String; 3],
     blobd: Blobd,
@@ -32,6 +34,13 @@ pub(crate) fn import(blobd: &Blobd, sample: &Sample, name: &str) -> Run {
     let words =
         ["import".as_ref(), sample.path.as_os_str(), "--force".as_ref(), "--name".as_ref(), name.as_ref()];
     blobd.run(words)
+}
+
+/// `blobd import --move`, also of a name that another model has.
+fn move_into_store(blobd: &Blobd, file: &Path, name: &str) -> Run {
+    let words =
+        ["import".as_ref(), file.as_os_str(), "--move".as_ref(), "--force".as_ref(), "--name".as_ref()];
+    blobd.run(words.into_iter().chain([name.as_ref()]))
 }
 
 /// `blobd pull`, also of a name that another model has.
@@ -75,7 +84,7 @@ impl Worker {
     fn step(&mut self) -> Outcome<()> {
         let name = self.random.pick(&self.names).clone();
         let other = self.random.pick(&self.names).clone();
-        match (self.random.below(12), self.history.latest(&name)) {
+        match (self.random.below(13), self.history.latest(&name)) {
             (0, _) => succeeded(&self.blobd.line("gc")),
             (1 | 2, Some(_)) => self.change(&name, None, |worker| worker.blobd.line(&format!("rm {name}"))),
             (3, Some(content)) if other != name => self.change(&other, Some(&content), |worker| {
@@ -86,6 +95,10 @@ impl Worker {
             (7..=9, _) => {
                 let sample = self.any_shared();
                 self.change(&name, Some(&sample.digest), |worker| pull(&worker.blobd, &sample, &name))
+            }
+            (10, _) => {
+                let sample = self.any_shared();
+                self.move_copy(&name, &sample)
             }
             _ => {
                 let sample = self.any_shared();
@@ -110,6 +123,29 @@ impl Worker {
             return Ok(());
         }
         self.change(name, Some(content), |worker| worker.blobd.line(&format!("undelete {name}")))
+    }
+
+    /// Moves a copy of a model, which is on another file system, into the store. The deletion of the copy counts as the
+    /// acknowledgement: from then on the store must have the model, also if the command has not ended.
+    fn move_copy(&self, name: &str, sample: &Sample) -> Outcome<()> {
+        let copy = sample.path.with_file_name(format!("{name}.gguf"));
+        std::fs::copy(&sample.path, &copy)?;
+        let change = self.history.begin(name, Some(&sample.digest), (self.clock)());
+        let run = thread::scope(|scope| {
+            let run = scope.spawn(|| move_into_store(&self.blobd, &copy, name));
+            while copy.exists() && !run.is_finished() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            if !copy.exists() {
+                self.history.acknowledge(&change, (self.clock)());
+            }
+            run.join().map_err(|_panic| "the command panicked")
+        })?;
+        succeeded(&run)?;
+        match copy.exists() {
+            true => Err(format!("{}: still there after its move", copy.display()).into()),
+            false => Ok(()),
+        }
     }
 
     /// Pulls slowly, or with an interruption and a second attempt. If the daemon dies in between, the client
