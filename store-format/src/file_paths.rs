@@ -32,8 +32,8 @@ pub fn paths(stem: &str, files: &[ListedFile<'_>]) -> Vec<String> {
 }
 
 /// A name for each file, made from the model's: `8b.gguf`, or `8b-00001-of-00003.gguf` and so on, by which engines find
-/// the other shards; `8b-projector.gguf`, a second `8b-adapter-2.gguf`, `8b-template`. A file that is listed several
-/// times has one name.
+/// the other shards; `mmproj-8b.gguf`, by which llama.cpp and LM Studio find a projector; `8b-adapter.gguf`, a second
+/// `8b-adapter-2.gguf`, `8b-template`. A file that is listed several times has one name.
 pub fn names(stem: &str, files: &[ListedFile<'_>]) -> Vec<String> {
     let mut groups: BTreeMap<(&str, &str), Vec<Digest>> = BTreeMap::new();
     for file in files {
@@ -54,8 +54,13 @@ pub fn names(stem: &str, files: &[ListedFile<'_>]) -> Vec<String> {
                 Some(suffix) => format!("{stem}{suffix}{extension}"),
                 None => format!("{stem}-{:05}-of-{count:05}{extension}", place.saturating_add(1)),
             },
-            _ if place == 0 => format!("{stem}-{}{extension}", plain(part)),
-            _ => format!("{stem}-{}-{}{extension}", plain(part), place.saturating_add(1)),
+            _ => {
+                let number = if place == 0 { String::new() } else { format!("-{}", place.saturating_add(1)) };
+                match part {
+                    PROJECTOR => format!("mmproj-{stem}{number}{extension}"),
+                    _ => format!("{stem}-{}{number}{extension}", plain(part)),
+                }
+            }
         }
     };
     files.iter().map(name).collect()
@@ -118,6 +123,7 @@ fn folders(path: &str) -> impl Iterator<Item = &str> {
 }
 
 const WEIGHTS: &str = "model";
+const PROJECTOR: &str = "projector";
 
 /// A file's own path, if the manifest gives one that is safe. Hidden files and names that look like options are
 /// renamed: a model must not put a `.profile` into somebody's home.
@@ -322,6 +328,9 @@ mod tests {
         let all = paths_of(&three);
         let files = all.iter().map(String::as_str).zip([1, 1, 2].map(|content| Digest::of(&[content])));
         assert_eq!(distinct(files), [0, 2]);
+        let projector = MediaType::OLLAMA_PROJECTOR;
+        let two = [(projector, None, 1, None), (projector, None, 2, None)];
+        assert_eq!(paths_of(&two), ["mmproj-m-1.gguf", "mmproj-m-1-2.gguf"]);
         let twice = [(RAW, Some("a.gguf"), 1, None), (RAW, Some("b.gguf"), 1, None)];
         assert_eq!(paths_of(&twice), ["a.gguf", "b.gguf"]);
     }

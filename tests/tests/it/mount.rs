@@ -248,7 +248,7 @@ fn shards_and_whole_layers_are_mounted_as_files() {
     compose(daemon.root(), "big:70b", &layers);
     daemon.restart();
     let Some(mount) = TestMount::start(&daemon) else { return };
-    let expected = ["70b-00001-of-00002.gguf", "70b-00002-of-00002.gguf", "70b-projector.gguf"];
+    let expected = ["70b-00001-of-00002.gguf", "70b-00002-of-00002.gguf", "mmproj-70b.gguf"];
     assert_eq!(names(&mount.path("big")), expected);
     for (name, (_, bytes)) in expected.iter().zip(layers) {
         let path = mount.path("big").join(name);

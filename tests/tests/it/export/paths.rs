@@ -136,13 +136,10 @@ fn file_that_the_manifest_names_several_times_is_exported_once_for_each_path() {
             vec![(MODEL, &gguf, Some((TITLE, "a.gguf"))), (MODEL, &gguf, Some((TITLE, "b.gguf")))],
             vec!["a.gguf", "b.gguf"],
         ),
-        (
-            vec![(MODEL, &gguf, None), (PROJECTOR, &gguf, None)],
-            vec!["plain-1-projector.gguf", "plain-1.gguf"],
-        ),
+        (vec![(MODEL, &gguf, None), (PROJECTOR, &gguf, None)], vec!["mmproj-plain-1.gguf", "plain-1.gguf"]),
         (
             vec![(PROJECTOR, &gguf, None), (MODEL, &gguf, None), (MODEL, b"{}", Some((TITLE, "c.json")))],
-            vec!["c.json", "plain-1-projector.gguf", "plain-1.gguf"],
+            vec!["c.json", "mmproj-plain-1.gguf", "plain-1.gguf"],
         ),
     ] {
         let daemon = pulled(&layers);

@@ -69,7 +69,7 @@ pub(super) fn weights<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile<'m
     named(tag, manifest, is_weights)
 }
 
-/// The other files: `8b-projector.gguf`, `8b-adapter.gguf`, a second `8b-adapter-2.gguf`.
+/// The other files: `mmproj-8b.gguf`, `8b-adapter.gguf`, a second `8b-adapter-2.gguf`.
 pub(super) fn companions<'m>(tag: &str, manifest: &'m Manifest) -> Vec<NamedFile<'m>> {
     named(tag, manifest, |file| !is_weights(file))
 }
@@ -183,7 +183,7 @@ mod tests {
         ]);
         assert_eq!(
             names(&companions("8b", &manifest)),
-            ["8b-projector.gguf", "8b-adapter.gguf", "8b-adapter-2.gguf"]
+            ["mmproj-8b.gguf", "8b-adapter.gguf", "8b-adapter-2.gguf"]
         );
         assert_eq!(names(&weights("8b", &manifest)), ["8b.gguf"]);
     }
@@ -199,7 +199,7 @@ mod tests {
         let layers = layers.map(descriptor).to_vec();
         let manifest = Manifest::compose(descriptor(MediaType::DOCKER_CONFIG), layers).unwrap();
         assert_eq!(names(&weights("8b", &manifest)), ["8b.gguf", "8b.gguf"]);
-        assert_eq!(names(&companions("8b", &manifest)), ["8b-projector.gguf"]);
+        assert_eq!(names(&companions("8b", &manifest)), ["mmproj-8b.gguf"]);
     }
 
     #[test]

@@ -127,9 +127,9 @@ fn directory_has_its_name_before_a_file() {
 #[test]
 fn weights_have_their_name_before_companions() {
     let layers = [(MediaType::OLLAMA_MODEL, "w", 1), (MediaType::OLLAMA_PROJECTOR, "p", 2)];
-    let tree = build(&[listed("a:8b", 1, &layers), model("a:8b-projector", "other")]);
-    assert_eq!(file(&tree, "a/8b-projector.gguf").1.size, 1000);
-    assert_eq!(file(&tree, "a/8b-projector+projector.gguf").1.size, 2);
+    let tree = build(&[listed("a:8b", 1, &layers), model("a:mmproj-8b", "other")]);
+    assert_eq!(file(&tree, "a/mmproj-8b.gguf").1.size, 1000);
+    assert_eq!(file(&tree, "a/mmproj-8b+projector.gguf").1.size, 2);
 }
 
 /// The path of each repository is a prefix of the next one's, and the tags are what follows there.
