@@ -277,7 +277,7 @@ impl ShardIndex {
         let missing = self.tensors.iter().filter_map(|(tensor, place)| {
             let expected = self.shards.get(*place)?.as_ref().ok()?;
             let is_there = files.get(expected.as_str())?.contains_key(&**tensor);
-            (!is_there).then(|| self.misplaced(tensor, expected, &own))
+            (!is_there).then(|| self.misplaced(tensor, expected, files))
         });
         let extra = own.iter().flat_map(|(path, tensors)| {
             let not_indexed = tensors.keys().filter(|tensor| !self.tensors.contains_key(**tensor));
@@ -296,10 +296,16 @@ impl ShardIndex {
     /// An index of another model contradicts every tensor.
     const MAX_NAMED: usize = 20;
 
-    fn misplaced(&self, tensor: &str, expected: &str, own: &[(&str, &BTreeMap<&str, u64>)]) -> FolderFault {
-        let (index, expected) = (self.path.clone(), expected.to_owned());
-        let found = own.iter().find(|(_, tensors)| tensors.contains_key(tensor));
-        let tensor = tensor.to_owned();
+    /// The tensor may be in a shard that the index does not name.
+    fn misplaced(
+        &self,
+        tensor: &str,
+        expected: &str,
+        files: &BTreeMap<&str, BTreeMap<&str, u64>>,
+    ) -> FolderFault {
+        let mut in_folder = files.iter().filter(|(path, _)| folder_of(path) == folder_of(expected));
+        let found = in_folder.find(|(_, tensors)| tensors.contains_key(tensor));
+        let (index, expected, tensor) = (self.path.clone(), expected.to_owned(), tensor.to_owned());
         match found {
             Some((found, _)) => {
                 FolderFault::TensorElsewhere { index, tensor, expected, found: (*found).to_owned() }

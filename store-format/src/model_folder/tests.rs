@@ -420,6 +420,11 @@ fn faults_of_an_index_are_named_by_the_tensors() {
         let [(text, found)] = texts(one, two).try_into().unwrap();
         assert!(text.contains(words) && found == is_fatal, "{text}");
     }
+    // A shard that the index does not name.
+    let without_one = self::plan(&[INDEX, ONE, TWO], &[(INDEX, index(&[("a", TWO), ("b", TWO)], &json!(8)))]);
+    let found = without_one.check_tensors([(ONE, vec![("a", 4)]), (TWO, vec![("b", 4)])]);
+    let [fault] = found.try_into().unwrap();
+    assert!(fault.to_string().ends_with(&format!("expected in {TWO}, found in {ONE}")), "{fault}");
     // An index of another model.
     let many: Vec<(String, u64)> = (0..1000).map(|number| (number.to_string(), 1)).collect();
     let many = many.iter().map(|(name, size)| (name.as_str(), *size));
