@@ -98,7 +98,8 @@ impl Selection {
         self.exclude.iter().any(|pattern| pattern.glob.matches(path))
     }
 
-    pub(super) fn has_includes(&self) -> bool {
+    /// Whether patterns say which files are taken.
+    pub fn has_includes(&self) -> bool {
         !self.include.is_empty()
     }
 

@@ -167,9 +167,52 @@ fn files_beside_gguf_files_are_named_as_left_out() {
         cache.add("ann/tiny", path, b"{}");
     }
     let imported = cache.import(&daemon, &[]).succeeds().json()["imported"].clone();
-    let note = "left out: README.md and 1 more file: of a repository of GGUF files only these are imported";
+    let note = "left out: README.md and 1 more file: of a repository of GGUF files only these are imported; \
+                `--include '*'` also makes a folder of all files";
     assert_eq!(imported[0]["notes"], json!([note]), "once: {imported}");
     assert!(imported[1]["notes"].as_array().is_none_or(Vec::is_empty), "{imported}");
+}
+
+#[test]
+fn patterns_that_take_files_beside_gguf_files_make_a_folder_and_leave_the_models_as_they_are() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    let (q4, q8) = (ModelFile::dense(1).bytes(), ModelFile::dense(2).bytes());
+    let files = [
+        ("config.json", &b"{}"[..]),
+        ("README.md", b"#"),
+        ("Q4/tiny-Q4_K_M.gguf", &q4),
+        ("tiny-Q8_0.gguf", &q8),
+    ];
+    for (path, bytes) in files {
+        cache.add("ann/tiny", path, bytes);
+    }
+    let imported = cache.import(&daemon, &[]).succeeds().json()["imported"].clone();
+    let all = cache.import(&daemon, &["--include", "*"]).succeeds().json();
+    assert_eq!(names(&all["imported"]), ["hf.co/ann/tiny:latest"], "{all}");
+    let new_bytes = all["imported"][0]["new_bytes"].as_u64().unwrap();
+    assert!(new_bytes < 4096, "the weights are shared: {all}");
+    let blobd = daemon.command();
+    let out = daemon.scratch().join("out");
+    blobd.run(["export", "hf.co/ann/tiny", "-o", &format!("{}/", out.display())]).succeeds();
+    for (path, bytes) in files {
+        assert!(fs::read(out.join(path)).unwrap() == bytes, "{path}");
+    }
+    for (name, model) in
+        ["hf.co/ann/tiny:Q4_K_M", "hf.co/ann/tiny:Q8_0"].iter().zip(imported.as_array().unwrap())
+    {
+        assert_eq!(blobd.line(&format!("show {name} --json")).succeeds().json()["digest"], model["digest"]);
+    }
+    let run =
+        cache.import(&daemon, &["--include", "*.json", "--include", "*Q8*", "--list"]).succeeds().json();
+    assert_eq!(names(&run["models"]), ["hf.co/ann/tiny:Q8_0", "hf.co/ann/tiny:latest"]);
+    let run =
+        cache.import(&daemon, &["--include", "*.gguf", "--include", "*.md", "--list"]).succeeds().json();
+    assert_eq!(
+        names(&run["models"]),
+        ["hf.co/ann/tiny:Q4_K_M", "hf.co/ann/tiny:Q8_0"],
+        "no program needs a folder"
+    );
 }
 
 #[test]
@@ -457,6 +500,19 @@ fn folder_of_one_repository_is_imported_as_the_cache_with_it() {
     fs::create_dir(&other).unwrap();
     let run = blobd.run(["import", &folder, other.to_str().unwrap(), "--json"]).exits_with(1).json();
     assert!(failures(&run)[&folder].contains("a cache of Hugging Face's libraries"), "{run}");
+}
+
+/// No command takes such a name.
+#[test]
+fn repository_whose_name_the_hub_cannot_have_is_named() {
+    let daemon = TestDaemon::start();
+    let cache = Cache::new(daemon.scratch());
+    cache.add("ann/tiny/copy", "tiny-Q8_0.gguf", &ModelFile::dense(1).bytes());
+    let listed = cache.import(&daemon, &["--list"]).succeeds().json()["models"][0].clone();
+    assert_eq!((&listed["name"], &listed["state"]), (&json!("hf.co/ann/tiny/copy"), &json!("unusable")));
+    let error = cache.import(&daemon, &[]).exits_with(1).error();
+    assert!(error.message.contains("expected OWNER/NAME"), "{error}");
+    assert!(error.hint.is_some_and(|hint| hint.contains("--name")));
 }
 
 #[test]

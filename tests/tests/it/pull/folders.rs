@@ -256,6 +256,22 @@ fn patterns_select_exactly_the_matching_files() {
 }
 
 #[test]
+fn patterns_take_a_gguf_file_with_its_configuration_as_a_folder() {
+    let files = [
+        ("README.md", b"# A model".to_vec()),
+        ("config.json", b"{}".to_vec()),
+        ("tiny-Q4_K_M.gguf", ModelFile::dense(1).bytes()),
+        ("tiny-Q8_0.gguf", ModelFile::dense(2).bytes()),
+    ];
+    let (_registry, commands) = hub(&files);
+    commands.run(&["pull", NAME, "--include", "*.json", "--include", "*Q4_K_M.gguf"]).succeeds();
+    assert_eq!(paths(&commands, NAME), ["config.json", "tiny-Q4_K_M.gguf"]);
+    let one = last_line(commands.run(&["pull", "hf.co/org/folder:Q4_K_M"]));
+    assert_eq!(one["downloaded_bytes"], 0, "the same file: {one}");
+    assert_eq!(one["chosen"]["files"].as_array().unwrap().len(), 1, "a tag means the file alone: {one}");
+}
+
+#[test]
 fn revision_is_pulled_under_its_name() {
     let (registry, commands) = hub(&files());
     let earlier = "e".repeat(40);

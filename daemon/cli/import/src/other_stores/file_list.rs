@@ -163,16 +163,22 @@ impl FileList {
         self.files.get(path).cloned()
     }
 
-    /// The files of the model that is not GGUF, by the rules for a folder, and what its user should know. `None` if no file
-    /// with weights is taken.
+    /// The files of the model that is a folder, by the rules for a folder, and what its user should know. `None` if no file
+    /// with weights is taken. GGUF files belong to it only if patterns take them and JSON files, as in a pull.
     fn folder(&self, selection: &Selection) -> Option<Result<FolderFiles, Problem>> {
-        let others = self.files.keys().filter(|path| !is_named(path, FileFormat::GGUF));
+        let with_gguf =
+            selection.has_includes() && self.paths().any(|path| self.is_taken_json(path, selection));
+        let others = self.files.keys().filter(|path| with_gguf || !is_named(path, FileFormat::GGUF));
         let has_weights = || self.files.keys().any(|path| is_named(path, FileFormat::SAFETENSORS));
         match ListedFolder::new(others.map(|path| self.folder_file(path)), selection) {
             Ok(listed) => Some(self.planned(listed)),
             Err(FolderError::NoWeights { .. }) => None,
             Err(error) => has_weights().then(|| Err(self.refused(&error))),
         }
+    }
+
+    fn is_taken_json(&self, path: &str, selection: &Selection) -> bool {
+        path.ends_with(".json") && selection.reason_against(&self.folder_file(path)).is_none()
     }
 
     fn planned(&self, listed: ListedFolder) -> Result<FolderFiles, Problem> {

@@ -41,6 +41,8 @@ const HUB: Repositories = Repositories { prefix: "models--", host: "hf.co", is_s
 const MODEL_SCOPE: Repositories =
     Repositories { prefix: "modelscope--models--", host: "modelscope", is_source: false };
 
+/// A repository has an owner and a name, or only a name.
+const HUB_NAME_PARTS: usize = 2;
 /// The most entries of a snapshot, folders included.
 const MAX_ENTRIES: usize = 100_000;
 /// The greatest depth of folders.
@@ -95,7 +97,15 @@ impl Repositories {
         }
         let mut found = Vec::new();
         for (name, path) in self.list(folder).map_err(failed)? {
+            let has_parts = name.split('/').count() <= HUB_NAME_PARTS;
             let name = format!("{}/{name}", self.host);
+            if self.is_source && !has_parts {
+                found.push(FoundModel::unusable(
+                    name,
+                    Problem::name(&path, "wrong name: expected OWNER/NAME"),
+                ));
+                continue;
+            }
             match boundary.folder(&path).and_then(|()| commits(&path)) {
                 Ok(commits) => {
                     for commit in commits {
@@ -354,7 +364,11 @@ impl Snapshot {
         } else {
             format!(" and {}", counted(more.len(), "more file"))
         };
-        Some(format!("left out: {first}{more}: of a repository of GGUF files only these are imported"))
+        let has_json = paths.iter().any(|path| path.ends_with(".json"));
+        let option = if has_json { "; `--include '*'` also makes a folder of all files" } else { "" };
+        Some(format!(
+            "left out: {first}{more}: of a repository of GGUF files only these are imported{option}"
+        ))
     }
 
     /// The source names the commit, so that a repair gets the same file and the mount shows the snapshot under its name.
