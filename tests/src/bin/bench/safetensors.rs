@@ -30,7 +30,8 @@ pub(crate) fn run(setup: &Setup) -> Outcome<()> {
     rate(setup, &mixture, size)?;
     open(setup, &mixture)?;
     drop(directory);
-    at_once(setup)
+    at_once(setup, ("memory", &setup.tmpfs))?;
+    at_once(setup, ("disk", &setup.disk))
 }
 
 /// The import of many tensors against that of few, both in memory.
@@ -70,7 +71,7 @@ fn open(setup: &Setup, mixture: &Path) -> Outcome<()> {
 /// Several files in one command against one command for each. A single import uses more than one core: one thread computes
 /// the digests of the file and of its parts, another one writes, a process reads. So the speed cannot grow by more than
 /// what a single import leaves idle, which is printed beside it.
-fn at_once(setup: &Setup) -> Outcome<()> {
+fn at_once(setup: &Setup, (kind, place): (&str, &Path)) -> Outcome<()> {
     const FILE_BYTES: u64 = 96 << 20;
     let directory = tempfile::tempdir_in(&setup.tmpfs)?;
     let paths = (0..FILES_AT_ONCE).map(|number| -> Outcome<PathBuf> {
@@ -81,16 +82,19 @@ fn at_once(setup: &Setup) -> Outcome<()> {
     let paths = paths.collect::<Outcome<Vec<_>>>()?;
     let (mut together, mut alone) = (Costs::default(), Costs::default());
     for _ in 0..setup.rounds {
-        let stores = tempfile::tempdir_in(&setup.tmpfs)?;
+        let stores = tempfile::tempdir_in(place)?;
+        rustix::fs::sync();
         let each = |path: &PathBuf| import(setup, &[path], &stores.path().join("alone"));
         alone.measure(|| paths.iter().try_for_each(each))?;
+        rustix::fs::sync();
         let all: Vec<&Path> = paths.iter().map(PathBuf::as_path).collect();
         together.measure(|| import(setup, &all, &stores.path().join("together")))?;
     }
     let cores = u32::try_from(std::thread::available_parallelism()?.get())?;
     let size = FILES_AT_ONCE * FILE_BYTES;
-    alone.print(&format!("{FILES_AT_ONCE} files, one by one"), size);
-    together.print(&format!("{FILES_AT_ONCE} files, one command"), size);
+    println!("  {FILES_AT_ONCE} files, stores in {kind}");
+    alone.print("  one by one", size);
+    together.print("  one command", size);
     let busy = alone.processor.seconds() / alone.wall.seconds();
     println!("  cores that one import uses {busy:8.2} of {cores}");
     println!("  most speed with {cores} cores    {:8.2}", f64::from(cores) / busy);
