@@ -165,7 +165,7 @@ class Case:
         maximum = max(largest + 32, self.file.stat().st_size // 3)
         folder = self.directory / "shards"
         folder.mkdir()
-        self.run("export", "m", "--split-max-size", str(maximum), "-o", str(folder))
+        self.run("export", "m", "--split-max-size", f"{maximum}B", "-o", str(folder))
         shards = sorted(folder.iterdir())
         require(len(shards) > 1, f"{self.file}: {len(shards)} shards of at most {maximum} bytes")
         tensors = [tensor.name for shard in shards for tensor in gguf.GGUFReader(shard).tensors]
