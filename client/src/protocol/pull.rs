@@ -313,17 +313,37 @@ pub struct DifferingRange {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunningPulls {
-    /// One entry per pull, the oldest first.
+    /// One entry per pull, push or transfer, the oldest first.
     pub pulls: Vec<RunningPull>,
 }
 
-/// A pull in progress.
+/// Where a model in progress comes from, and where it goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RunningKind {
+    /// From a server into the store.
+    #[default]
+    Pull,
+    /// From the store to a registry.
+    Push,
+    /// From one registry to another.
+    Transfer,
+}
+
+/// A pull, a push or a transfer in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunningPull {
-    /// The name that the model is to get.
+    /// What is in progress.
+    #[serde(default)]
+    pub kind: RunningKind,
+    /// The name that the model is to get; of a push, the name that it has.
     pub model: String,
-    /// The reference or the URL that is pulled, without credentials and query.
+    /// The reference or the URL that is pulled, without credentials and query; of a push, the name that the model has.
     pub source: String,
+    /// The name under which a push or a transfer publishes the model. Absent for a pull.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub destination: Option<String>,
     /// The process that requested it.
     pub pid: i32,
     /// Its user.
@@ -334,17 +354,17 @@ pub struct RunningPull {
     pub since: Time,
     /// What is being done, for people: the status of the last event.
     pub status: String,
-    /// Whether the pull goes on: that of the last event.
+    /// Whether it goes on: that of the last event.
     #[serde(default)]
     pub state: State,
     /// The step that it is in: that of the last event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// The size of the model's files, if known.
+    /// The size of the model's files, or of those that a push or transfer sends, if known.
     pub total_bytes: Option<u64>,
-    /// How many of these bytes are there.
+    /// How many of these bytes are there; of a push or a transfer, how many of those that the registry lacked.
     pub completed_bytes: u64,
-    /// How many bytes have arrived in each second recently.
+    /// How many bytes have moved in each second recently.
     pub bytes_per_second: u64,
 }
 

@@ -322,7 +322,7 @@ impl PinParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitParams {
-    /// The maximum rate of all pulls together, in bytes per second; `null` or 0 removes the limit. The field is
+    /// The maximum rate of all pulls, pushes and transfers together, in bytes per second; `null` or 0 removes the limit. The field is
     /// required, so that an empty body does not remove the limit.
     #[serde(deserialize_with = "Option::deserialize")]
     pub bytes_per_second: Option<u64>,

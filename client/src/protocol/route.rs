@@ -84,7 +84,7 @@ macro_rules! routes {
             Eviction: Get "/v1/eviction", "eviction", Read, [Page], (EvictionParams) -> Document(upkeep::EvictionPlan);
             /// What a collection would delete.
             GcPlan: Get GC, "gc plan", Read, [Page], (NoParams) -> Document(upkeep::GcReport);
-            /// The rate limit of all pulls together.
+            /// The rate limit of all pulls, pushes and transfers together.
             Limit: Get LIMIT, "limit show", Read, [Page], fn limit(NoParams) -> Document(upkeep::PullLimit);
             /// The settings that the daemon uses, and where each comes from.
             Configuration: Get "/v1/config", "config", Read, [],
@@ -163,7 +163,7 @@ macro_rules! routes {
             /// Drops unfinished downloads. Fails with `busy` if a pull uses one.
             RemovePartials: Post "/v1/partials/remove", "partial rm", Pull, [Audited, Once],
                 fn remove_unfinished_downloads(space::RemovePartialsParams) -> Document(space::DroppedDownloads);
-            /// Sets the rate limit of all pulls together, including running ones, until the daemon stops.
+            /// Sets the rate limit of all pulls, pushes and transfers together, also of running ones, until the daemon stops.
             SetLimit: Post LIMIT, "limit", Administer, [Audited, Action],
                 fn set_limit(request::LimitParams) -> Document(upkeep::PullLimit);
             /// Deletes unneeded data.

@@ -144,7 +144,7 @@ pub struct Unlisted {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullLimit {
-    /// The maximum rate of all pulls together, in bytes per second; `null` if not limited.
+    /// The maximum rate of all pulls, pushes and transfers together, in bytes per second; `null` if not limited.
     pub bytes_per_second: Option<u64>,
 }
 

@@ -1,5 +1,6 @@
 //! `blobd ps` and `blobd release`: the sessions of processes that have models open
 
+use std::iter;
 use std::str::FromStr;
 
 use blobd_cli_common::connect::{client_error, connect, print_report, show};
@@ -7,7 +8,7 @@ use blobd_cli_common::model_name::{ModelName, expand_among, names};
 use blobd_cli_common::output::{Table, human_bytes, or_dash, terminal_width};
 use blobd_cli_common::times::relative;
 use blobd_cli_common::{Global, residency, usage};
-use blobd_client::protocol::pull::{RunningPull, RunningPulls};
+use blobd_client::protocol::pull::{RunningKind, RunningPull, RunningPulls};
 use blobd_client::protocol::request::ReleaseParams;
 use blobd_client::protocol::response::{Released, SessionList, SessionSummary};
 use blobd_client::residency::Residency;
@@ -16,7 +17,7 @@ use serde::Serialize;
 
 use crate::{Client, ErrorBody, ErrorCode};
 
-/// List the processes that have models open, how much of each model is in memory, and the pulls in progress
+/// List the processes that have models open, how much is in memory, and the pulls and pushes in progress
 #[derive(Debug, Args)]
 #[command(
     after_help = "BYTES is the size of the blobs that the process has received. IN MEMORY is how much of the whole
@@ -50,10 +51,12 @@ pub(super) fn run(global: &Global) -> Result<(), ErrorBody> {
     };
     show(global, request, |document| {
         let (sessions, pulls) = (&document.sessions.sessions, &document.pulls.pulls);
-        let [sessions, pulls] = [session_table(sessions), pull_table(pulls)];
+        let tables = [session_table(sessions), pull_table(pulls), push_table(pulls)];
+        let [sessions, running @ ..] = tables;
         let none = "no model is open\n".to_owned();
         let text = if sessions.has_rows() { sessions.render(terminal_width()) } else { none };
-        if pulls.has_rows() { text + "\n" + &pulls.render(terminal_width()) } else { text }
+        let running = running.iter().filter(|table| table.has_rows());
+        running.fold(text, |text, table| text + "\n" + &table.render(terminal_width()))
     })
 }
 
@@ -137,14 +140,28 @@ fn session_table(sessions: &[SessionSummary]) -> Table {
 }
 
 fn pull_table(pulls: &[RunningPull]) -> Table {
-    let rows = pulls.iter().map(|pull| {
-        let user = pull.user.clone().unwrap_or_else(|| pull.uid.to_string());
-        let (done, total) = (human_bytes(pull.completed_bytes), or_dash(pull.total_bytes.map(human_bytes)));
-        let speed = format!("{}/s", human_bytes(pull.bytes_per_second));
-        [pull.model.clone(), user, relative(&pull.since), done, total, speed, pull.status.clone()]
-    });
+    let pulls = pulls.iter().filter(|pull| pull.kind == RunningKind::Pull);
+    let rows = pulls.map(|pull| iter::once(pull.model.clone()).chain(progress(pull)));
     Table::with_rows(&["PULL OF", "USER", "SINCE", "DONE", "OF", "SPEED", ""], &[3, 4, 5], rows)
         .leaving_out_first(&["SINCE", "USER", "DONE"])
+}
+
+/// The pushes, and the transfers from registry to registry.
+fn push_table(pulls: &[RunningPull]) -> Table {
+    let pushes = pulls.iter().filter(|pull| pull.kind != RunningKind::Pull);
+    let rows = pushes.map(|push| {
+        let destination = push.destination.clone().unwrap_or_default();
+        [push.source.clone(), destination].into_iter().chain(progress(push))
+    });
+    Table::with_rows(&["PUSH OF", "TO", "USER", "SINCE", "DONE", "OF", "SPEED", ""], &[4, 5, 6], rows)
+        .leaving_out_first(&["SINCE", "USER", "DONE"])
+}
+
+fn progress(pull: &RunningPull) -> [String; 6] {
+    let user = pull.user.clone().unwrap_or_else(|| pull.uid.to_string());
+    let (done, total) = (human_bytes(pull.completed_bytes), or_dash(pull.total_bytes.map(human_bytes)));
+    let speed = format!("{}/s", human_bytes(pull.bytes_per_second));
+    [user, relative(&pull.since), done, total, speed, pull.status.clone()]
 }
 
 fn row(session: &SessionSummary) -> [String; 6] {

@@ -92,15 +92,15 @@ fn unhealthy(health: &Health) -> ErrorBody {
     ErrorBody::new(ErrorCode::Internal, message).with_hint("`blobd doctor` says what to do")
 }
 
-/// Show or set the rate limit of all pulls of the daemon together
+/// Show or set the rate limit of all pulls and pushes of the daemon together
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   blobd limit                                  show the limit
-  blobd limit 20MB                             20 MB per second; applies to running pulls at once
+  blobd limit 20MB                             20 MB per second; applies to running ones at once
   blobd limit off                              no limit
 
 The limit lasts until the daemon stops. It starts with limit_rate under [transfer] in the
-configuration. `blobd pull --limit-rate` limits a single pull.")]
+configuration. `--limit-rate` of `pull`, `push` and `transfer` limits a single one.")]
 pub(super) struct LimitArgs {
     /// Bytes per second, such as 20MB, or off; if omitted, the limit is shown
     #[arg(value_name = "RATE", value_parser = parse_rate)]

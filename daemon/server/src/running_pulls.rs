@@ -1,11 +1,11 @@
-//! The pulls in progress, with how much has arrived and how fast.
+//! The pulls, pushes and transfers in progress, with how much has moved and how fast.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use blobd_client::protocol::event::{Phase, State};
-use blobd_client::protocol::pull::PullProgress;
+use blobd_client::protocol::event::{Phase, State, WorkProgress};
+use blobd_client::protocol::pull::{PullProgress, RunningKind};
 use blobd_store_format::digest::Digest;
 use tracing_mutex::stdsync::Mutex;
 
@@ -23,8 +23,7 @@ struct Table {
 
 #[derive(Clone, Debug)]
 pub(crate) struct PullState {
-    pub(crate) model: String,
-    pub(crate) source: String,
+    pub(crate) subject: PullSubject,
     pub(crate) requester: Requester,
     pub(crate) since: SystemTime,
     pub(crate) status: String,
@@ -33,6 +32,15 @@ pub(crate) struct PullState {
     pub(crate) total_bytes: Option<u64>,
     files: BTreeMap<Digest, FileState>,
     speed: Speed,
+}
+
+/// What is in progress: [`blobd_client::protocol::pull::RunningPull`] says what the names mean.
+#[derive(Clone, Debug)]
+pub(crate) struct PullSubject {
+    pub(crate) kind: RunningKind,
+    pub(crate) model: String,
+    pub(crate) source: String,
+    pub(crate) destination: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,12 +59,17 @@ pub struct PullWatch {
 
 impl RunningPulls {
     pub(crate) fn begin(&self, requester: Requester, model: String, source: String) -> PullWatch {
+        let subject = PullSubject { kind: RunningKind::Pull, model, source, destination: None };
+        self.begin_any(requester, subject, "waiting for other pulls to end")
+    }
+
+    /// `waiting` is the status until its turn comes.
+    pub(crate) fn begin_any(&self, requester: Requester, subject: PullSubject, waiting: &str) -> PullWatch {
         let pull = PullState {
-            model,
-            source,
+            subject,
             requester,
             since: SystemTime::now(),
-            status: "waiting for other pulls to end".to_owned(),
+            status: waiting.to_owned(),
             state: State::Queued,
             phase: None,
             total_bytes: None,
@@ -74,8 +87,8 @@ impl RunningPulls {
         lock(&self.0).running.values().cloned().collect()
     }
 
-    pub(crate) fn count(&self) -> usize {
-        lock(&self.0).running.len()
+    pub(crate) fn count(&self, is_counted: impl Fn(RunningKind) -> bool) -> usize {
+        lock(&self.0).running.values().filter(|pull| is_counted(pull.subject.kind)).count()
     }
 }
 
@@ -92,6 +105,14 @@ impl PullWatch {
             }
         });
         progress
+    }
+
+    /// Notes the step of a push or a transfer.
+    pub(crate) fn work_step(&self, progress: &WorkProgress) {
+        self.change(|pull| {
+            progress.status.clone_into(&mut pull.status);
+            (pull.state, pull.phase) = (progress.state, progress.phase);
+        });
     }
 
     pub(crate) fn expect(&self, total_bytes: u64) {
@@ -188,7 +209,7 @@ mod tests {
             (first.completed_bytes(), first.arrived_bytes(), first.total_bytes),
             (157, 50, Some(1000))
         );
-        assert_eq!((&*first.status, &*second.model), ("pulling model", "n:latest"));
+        assert_eq!((&*first.status, &*second.subject.model), ("pulling model", "n:latest"));
         drop(watch);
         assert_eq!(pulls.list().len(), 1);
         drop(other);

@@ -10,7 +10,7 @@ use std::process::Stdio;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::{FakeRegistry, Fault};
-use blobd_tests::wait::eventually;
+use blobd_tests::wait::{eventually, eventually_some};
 use serde_json::Value as Json;
 
 const MODEL: &str = "application/vnd.ollama.image.model";
@@ -174,6 +174,36 @@ fn push_ends_when_its_client_goes() {
         let records = daemon.command().line("log --verb push --json").succeeds().json_lines();
         records.first().is_some_and(|record| record["result"] == "cancelled")
     });
+}
+
+#[test]
+fn push_and_transfer_are_listed_while_they_run_and_limited() {
+    let (registry, other) = (FakeRegistry::start().unwrap(), FakeRegistry::start().unwrap());
+    let (daemon, weights) = with_model(&ModelFile::dense_of(1, 2, 128));
+    let (name, moved) = (registry.name("team/tiny:1"), other.name("team/tiny:1"));
+    let blobd = daemon.command();
+    for (line, kind, source, destination) in [
+        (["push", "tiny", &name], "push", "tiny:latest", &name),
+        (["transfer", &name, &moved], "transfer", &*name, &moved),
+    ] {
+        blobd.line("limit 100KB").succeeds();
+        let mut command = blobd.command();
+        command.args(line).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut running = command.spawn().unwrap();
+        let listed = eventually_some("bytes have moved", || {
+            let listed = blobd.line("ps --json").succeeds().json()["pulls"].as_array().unwrap().clone();
+            listed.into_iter().find(|row| row["completed_bytes"].as_u64().is_some_and(|bytes| bytes > 0))
+        });
+        assert_eq!((&listed["kind"], &listed["source"]), (&kind.into(), &source.into()));
+        assert!(destination.ends_with(listed["destination"].as_str().unwrap()), "{listed}");
+        assert!(listed["total_bytes"].as_u64().unwrap() >= weights.len() as u64, "{listed}");
+        assert!(blobd.line("ps").succeeds().text().contains("PUSH OF"));
+        // Only the limit of all transfers has held it back.
+        blobd.line("limit off").succeeds();
+        assert!(running.wait().unwrap().success(), "{kind}");
+        assert_eq!(blobd.line("ps --json").succeeds().json()["pulls"], serde_json::json!([]));
+    }
+    check_pulled(&moved, &weights);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use blobd_client::protocol::access::Right;
 use blobd_client::protocol::error::{ErrorBody, ErrorResponse};
 use blobd_client::protocol::event::{Event, Phase, Progress, WorkProgress};
 use blobd_client::protocol::naming::{EditParams, Edited, PromoteParams, Promoted};
-use blobd_client::protocol::pull::{PullDone, PullProgress};
+use blobd_client::protocol::pull::{PullDone, PullProgress, RunningKind};
 use blobd_client::protocol::push::{PushParams, Pushed, TransferParams, Transferred};
 use blobd_client::protocol::request::{PullParams, VerifyParams};
 use blobd_client::protocol::route::Events;
@@ -24,6 +24,7 @@ use crate::memory_gauge::MemoryGauge;
 use crate::ops::{self, OpError};
 use crate::permits::{Permit, PermitPool};
 use crate::request_record::RequestRecord;
+use crate::running_pulls::PullSubject;
 use crate::state::{Daemon, Turn};
 use crate::verb_log::Finished;
 
@@ -46,12 +47,23 @@ pub(super) async fn pull(caller: &Caller, params: Params<PullParams>) -> Reporti
     })
 }
 
+const OTHER_PUSHES: &str = "waiting for other pushes to end";
+
 pub(super) async fn push(caller: &Caller, params: Params<PushParams>) -> Reporting<WorkProgress, Pushed> {
     let (policy, handle) = (caller.policy(), Handle::current());
-    let work = Work::new(format!("push of {}", params.reference.short()), "waiting for other pushes to end");
+    let name = params.reference.short();
+    let subject = PullSubject {
+        kind: RunningKind::Push,
+        model: name.clone(),
+        destination: Some(params.destination.as_ref().unwrap_or(&params.reference).to_string()),
+        source: name.clone(),
+    };
+    let watch = caller.daemon.running_pulls.begin_any(caller.requester(), subject, OTHER_PUSHES);
+    let work = Work::new(format!("push of {name}"), OTHER_PUSHES);
     work.start(caller, move |daemon, events| {
         let (store, registry, policy) = (&daemon.store, &daemon.registry(), &policy);
-        ops::push(ops::Push { store, registry, handle: &handle, policy, params: &params, events })
+        let (limit, listeners) = (&daemon.transfers.limit, ops::Listeners { events, watch: &watch });
+        ops::push(ops::Push { store, registry, handle: &handle, policy, params: &params, listeners, limit })
     })
 }
 
@@ -61,10 +73,19 @@ pub(super) async fn transfer(
 ) -> Reporting<WorkProgress, Transferred> {
     let (policy, handle) = (caller.policy(), Handle::current());
     let name = format!("transfer of {}", params.source.short());
-    let work = Work::new(name, "waiting for other pushes to end");
+    let subject = PullSubject {
+        kind: RunningKind::Transfer,
+        model: params.destination.short(),
+        source: params.source.to_string(),
+        destination: Some(params.destination.to_string()),
+    };
+    let watch = caller.daemon.running_pulls.begin_any(caller.requester(), subject, OTHER_PUSHES);
+    let work = Work::new(name, OTHER_PUSHES);
     work.start(caller, move |daemon, events| {
         let (store, registry, policy) = (&daemon.store, &daemon.registry(), &policy);
-        ops::transfer(ops::Transfer { store, registry, handle: &handle, policy, params: &params, events })
+        let (limit, listeners) = (&daemon.transfers.limit, ops::Listeners { events, watch: &watch });
+        let params = &params;
+        ops::transfer(ops::Transfer { store, registry, handle: &handle, policy, params, listeners, limit })
     })
 }
 

@@ -111,7 +111,7 @@ pub const KEYS: &[Key] = &[
     fixed("audit.journal", "`false`",
         "whether each record is also sent to systemd's journal, with its keys as fields"),
     key("transfer.limit_rate", "none",
-        "the rate limit per second of all pulls together"),
+        "the rate limit per second of all pulls, pushes and transfers together"),
     key("transfer.max_connections", "`8`",
         "the most connections to one host, of all pulls together, 1 to 64"),
     key("transfer.stall_timeout_seconds", "`15`",

@@ -16,6 +16,7 @@ use super::register::{Register, Row, Table, as_float, counter, counter_by, gauge
 pub(crate) struct Reading {
     pub(crate) sessions: usize,
     pub(crate) running_pulls: usize,
+    pub(crate) running_pushes: usize,
     pub(crate) permits: Vec<Permits>,
     pub(crate) is_writable: bool,
     pub(crate) is_index_ready: bool,
@@ -54,6 +55,9 @@ const READING: &[Row<Reading>] = &[
     gauge("blobd_sessions", "Models that clients have open.", |reading| known(reading.sessions as u64)),
     gauge("blobd_pulls_running", "Pulls in progress, waiting ones included.", |reading| {
         known(reading.running_pulls as u64)
+    }),
+    gauge("blobd_pushes_running", "Pushes and transfers in progress, waiting ones included.", |reading| {
+        known(reading.running_pushes as u64)
     }),
     gauge_by(
         &["pool"],

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use blobd_client::protocol::error::ErrorBody;
+use blobd_client::protocol::pull::RunningKind;
 use blobd_client::protocol::space::UsageKind;
 use blobd_store::scrub::Cursor;
 use blobd_store::{Payer, Pool};
@@ -68,7 +69,8 @@ fn reading(daemon: &Daemon) -> Reading {
     let content = daemon.store.content();
     Reading {
         sessions: daemon.sessions.count(),
-        running_pulls: daemon.running_pulls.count(),
+        running_pulls: daemon.running_pulls.count(|kind| kind == RunningKind::Pull),
+        running_pushes: daemon.running_pulls.count(|kind| kind != RunningKind::Pull),
         permits: permits(daemon),
         is_writable: content.read_only_reason().is_none(),
         is_index_ready: content.index().catalog_now().is_some(),

@@ -128,12 +128,14 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     })
 }
 
-/// Lists the pulls in progress. Asks for the names of users.
+/// Lists the pulls, pushes and transfers in progress. Asks for the names of users.
 pub(crate) fn pulls(running: &[PullState]) -> RunningPulls {
     let users = Names::system();
     let row = |pull: &PullState| RunningPull {
-        model: pull.model.clone(),
-        source: pull.source.clone(),
+        kind: pull.subject.kind,
+        model: pull.subject.model.clone(),
+        source: pull.subject.source.clone(),
+        destination: pull.subject.destination.clone(),
         pid: pull.requester.pid(),
         uid: pull.requester.uid(),
         user: users.name_of(pull.requester.uid()),

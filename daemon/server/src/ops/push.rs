@@ -22,15 +22,15 @@ use blobd_store_format::signature::Bundle;
 use blobd_store_format::source::{PullSource, PulledSource};
 use blobd_store_format::tensor_index::TensorIndex;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::Sender;
 
 pub(crate) use self::between::{Transfer, transfer};
 use self::form::Published;
 use self::image::ImageLayer;
+pub(crate) use self::progress::Listeners;
 use self::progress::Progress;
 use self::uploads::{Upload, UploadBytes, Uploads};
 use super::policy::CallerPolicy;
-use super::{OpError, damage, send_progress};
+use super::{OpError, damage};
 use crate::transfer::RateLimit;
 
 /// The arguments of a push.
@@ -42,8 +42,10 @@ pub(crate) struct Push<'p> {
     pub(crate) handle: &'p Handle,
     pub(crate) policy: &'p CallerPolicy,
     pub(crate) params: &'p PushParams,
-    /// Receives progress. The push stops when the receiver is dropped.
-    pub(crate) events: &'p Sender<WorkProgress>,
+    /// Are told of the progress. The push stops when the receiver of the events is dropped.
+    pub(crate) listeners: Listeners<'p>,
+    /// The rate limit of all transfers together.
+    pub(crate) limit: &'p RateLimit,
 }
 
 /// Uploads the files that the registry lacks, then the manifest, whose bytes are those of the store unless another form is
@@ -53,8 +55,8 @@ pub(crate) struct Push<'p> {
 /// # Errors
 /// [`OpError`]; the registry then keeps the files that it has received wholly.
 pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
-    let Push { store, registry, handle, policy, params, events } = push;
-    send_progress(events, WorkProgress::working("reading the manifest", Phase::Reading));
+    let Push { store, registry, handle, policy, params, listeners, limit } = push;
+    listeners.tell(WorkProgress::working("reading the manifest", Phase::Reading));
     let lease = store.liveness().leases().grant(format!("push of {}", params.reference.short()));
     let _held = store.content().hold_lower_stores();
     let model = store.names().leased_model(&params.reference, &lease)?;
@@ -68,7 +70,7 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
     }
     let stored = files(&model)?;
     let (published, layers) = match params.form {
-        PushForm::Image => image::image(store.content(), &model, events)?,
+        PushForm::Image => image::image(store.content(), &model, listeners)?,
         form => {
             let facts = store.names().facts(model.manifest.digest());
             (Published::new(form, &model, &facts)?, Vec::new())
@@ -83,16 +85,16 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
     let uploads = Uploads {
         store,
         registry,
-        events,
+        listeners,
         is_dry_run: params.dry_run,
         destination,
         files: sources(stored, &layers, &published),
         manifest: &published.manifest,
         index,
         signatures,
-        limit: RateLimit::new(params.limit_rate),
+        limits: [RateLimit::new(params.limit_rate), limit.clone()],
         deliveries: RefCell::default(),
-        progress: Progress::new(events, "sending", Phase::Sending),
+        progress: Progress::new(listeners, "sending", Phase::Sending),
     };
     Ok(Pushed { name: model.reference.short(), form: params.form, publication: uploads.run(handle)? })
 }

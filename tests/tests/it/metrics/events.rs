@@ -183,6 +183,15 @@ pub(super) fn interrupt_pull(fixture: &mut Fixture) {
     pull.wait().unwrap();
 }
 
+/// A push that its client interrupts after it has begun to send.
+pub(super) fn begin_slow_push(fixture: &mut Fixture) {
+    let (registry, name) = (FakeRegistry::start().unwrap(), fixture.registry.name("library/tiny:latest"));
+    let mut command = fixture.daemon.command().command();
+    command.args(["push", &name, &registry.name("me/slow:1"), "--limit-rate", "1KB"]);
+    fixture.pull = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    fixture.others.push(registry);
+}
+
 pub(super) fn find_damage(fixture: &mut Fixture) {
     flip_byte(&blob_path(fixture.daemon.root(), &fixture.pulled_tensor()), 3);
     let name = fixture.registry.name("library/tiny:latest");

@@ -116,6 +116,16 @@ const EVENTS: &[Event] = &[
         moves: &["blobd_pulls_ended_total{result=\"cancelled\"}", "blobd_pulls_running"],
     },
     Event {
+        what: "a slow push is in progress",
+        happen: events::begin_slow_push,
+        moves: &["blobd_pushes_running", "blobd_permits_in_use{pool=\"pushes\"}"],
+    },
+    Event {
+        what: "its client is interrupted",
+        happen: events::interrupt_pull,
+        moves: &["blobd_pushes_running"],
+    },
+    Event {
         what: "a damaged blob is found",
         happen: events::find_damage,
         moves: &[

@@ -55,7 +55,8 @@ export class Work {
     return this.#sessions;
   }
 
-  showPulls({ pulls }) {
+  showPulls({ pulls: all }) {
+    const pulls = all.filter(({ kind }) => kind === "pull");
     this.#pulls = pulls;
     this.#pullTable.show(pulls);
     find("pulls-section").hidden = pulls.length === 0;

@@ -15,11 +15,10 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{Components, PullSource};
 use blobd_store_format::tensor_index::TensorIndex;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::Sender;
 
+use super::super::OpError;
 use super::super::policy::CallerPolicy;
-use super::super::{OpError, send_progress};
-use super::progress::Progress;
+use super::progress::{Listeners, Progress};
 use super::uploads::{Upload, UploadBytes, Uploads};
 use super::{check_destination, new_signatures, stopped};
 use crate::transfer::RateLimit;
@@ -33,8 +32,10 @@ pub(crate) struct Transfer<'t> {
     pub(crate) handle: &'t Handle,
     pub(crate) policy: &'t CallerPolicy,
     pub(crate) params: &'t TransferParams,
-    /// Receives progress. The transfer stops when the receiver is dropped.
-    pub(crate) events: &'t Sender<WorkProgress>,
+    /// Are told of the progress. The transfer stops when the receiver of the events is dropped.
+    pub(crate) listeners: Listeners<'t>,
+    /// The rate limit of all transfers together.
+    pub(crate) limit: &'t RateLimit,
 }
 
 /// Publishes a model under another name, with the bytes of its manifest, its tensor index and its signatures. Files that the
@@ -43,7 +44,7 @@ pub(crate) struct Transfer<'t> {
 /// # Errors
 /// [`OpError`]; the destination then keeps the files that it has received wholly.
 pub(crate) fn transfer(transfer: Transfer<'_>) -> Result<Transferred, OpError> {
-    let Transfer { store, registry, handle, policy, params, events } = transfer;
+    let Transfer { store, registry, handle, policy, params, listeners, limit } = transfer;
     let TransferParams { source, destination: name, .. } = params;
     check_destination(source, name, true)?;
     policy.check_source(&PullSource::Registry(source.clone()), None)?;
@@ -52,26 +53,26 @@ pub(crate) fn transfer(transfer: Transfer<'_>) -> Result<Transferred, OpError> {
         destination = destination.mounting_from(source.repository());
     }
     let status = format!("asking {}", source.host());
-    send_progress(events, WorkProgress::working(status, Phase::Resolving));
+    listeners.tell(WorkProgress::working(status, Phase::Resolving));
     let found = handle.block_on(async {
         tokio::select! {
             found = transfer.look_up(&destination) => found,
-            () = events.closed() => Err(stopped()),
+            () = listeners.events.closed() => Err(stopped()),
         }
     })?;
     let uploads = Uploads {
         store,
         registry,
-        events,
+        listeners,
         is_dry_run: params.dry_run,
         destination,
         files: files(source, &found.model),
         manifest: &found.model.manifest,
         index: found.index,
         signatures: found.signatures,
-        limit: RateLimit::new(params.limit_rate),
+        limits: [RateLimit::new(params.limit_rate), limit.clone()],
         deliveries: RefCell::default(),
-        progress: Progress::new(events, "passing on", Phase::Sending),
+        progress: Progress::new(listeners, "passing on", Phase::Sending),
     };
     Ok(Transferred { source: source.to_string(), publication: uploads.run(handle)? })
 }

@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use blobd_client::protocol::event::{Phase, WorkProgress};
+use blobd_client::protocol::event::Phase;
 use blobd_store::{Content, FileReader, Model, StoredFile};
 use blobd_store_format::archive::{TarReader, layer_headers};
 use blobd_store_format::descriptor::{Descriptor, MediaType};
@@ -19,11 +19,10 @@ use blobd_store_format::file_paths;
 use blobd_store_format::manifest::Manifest;
 use bytes::Bytes;
 use serde_json::{Value as Json, json};
-use tokio::sync::mpsc::Sender;
 
 use super::super::OpError;
 use super::form::{FormFile, Published, files, is_packed};
-use super::progress::Progress;
+use super::progress::{Listeners, Progress};
 use super::stopped;
 
 /// The folder that the files are in.
@@ -66,19 +65,19 @@ impl<'m> ImageLayer<'m> {
 pub(super) fn image<'m>(
     content: &Content,
     model: &'m Model,
-    events: &Sender<WorkProgress>,
+    listeners: Listeners<'_>,
 ) -> Result<(Published, Vec<ImageLayer<'m>>), OpError> {
     let refused = |reason| OpError::NotPushable { model: model.reference.short(), reason };
     let groups = groups(model).map_err(refused)?;
     let archives: Vec<Archive<'m>> = groups.iter().map(|group| Archive::new(group)).collect();
-    let progress = Progress::new(events, "computing the digests of the layers", Phase::Hashing);
+    let progress = Progress::new(listeners, "computing the digests of the layers", Phase::Hashing);
     progress.expect(archives.iter().map(|archive| archive.size));
     let mut before = 0_u64;
     let mut layers = Vec::with_capacity(archives.len());
     for archive in archives {
         let digest = archive.digest(content, |bytes| {
             progress.set(model.manifest.digest(), before.saturating_add(bytes));
-            if events.is_closed() { Err(stopped()) } else { Ok(()) }
+            if listeners.events.is_closed() { Err(stopped()) } else { Ok(()) }
         })?;
         before = before.saturating_add(archive.size);
         let file =

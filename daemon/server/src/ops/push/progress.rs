@@ -9,10 +9,26 @@ use blobd_store_format::digest::Digest;
 use tokio::sync::mpsc::Sender;
 
 use super::super::send_progress;
+use crate::running_pulls::PullWatch;
+
+/// Who is told of the steps: the client, and the table of what is in progress.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listeners<'l> {
+    /// Receives progress. The work stops when the receiver is dropped.
+    pub(crate) events: &'l Sender<WorkProgress>,
+    pub(crate) watch: &'l PullWatch,
+}
+
+impl Listeners<'_> {
+    pub(super) fn tell(self, progress: WorkProgress) {
+        self.watch.work_step(&progress);
+        send_progress(self.events, progress);
+    }
+}
 
 /// Adds up how much of all files has been sent, or read, and tells the client now and then.
 pub(super) struct Progress<'p> {
-    events: &'p Sender<WorkProgress>,
+    listeners: Listeners<'p>,
     status: &'static str,
     phase: Phase,
     total: Cell<u64>,
@@ -23,17 +39,28 @@ pub(super) struct Progress<'p> {
 impl<'p> Progress<'p> {
     const INTERVAL: Duration = Duration::from_millis(100);
 
-    pub(super) fn new(events: &'p Sender<WorkProgress>, status: &'static str, phase: Phase) -> Self {
+    pub(super) fn new(listeners: Listeners<'p>, status: &'static str, phase: Phase) -> Self {
         let (total, last_event) = (Cell::new(0), Cell::new(None));
-        Self { events, status, phase, total, completed: RefCell::default(), last_event }
+        Self { listeners, status, phase, total, completed: RefCell::default(), last_event }
     }
 
     pub(super) fn expect(&self, sizes: impl Iterator<Item = u64>) {
         self.total.set(sizes.fold(0, u64::saturating_add));
+        if self.moves() {
+            self.listeners.watch.expect(self.total.get());
+        }
+    }
+
+    /// Whether files move, and are not only read before.
+    fn moves(&self) -> bool {
+        self.phase == Phase::Sending
     }
 
     pub(super) fn set(&self, file: Digest, completed: u64) {
         self.completed.borrow_mut().insert(file, completed);
+        if self.moves() {
+            self.listeners.watch.note(file, completed);
+        }
         let sum = self.completed.borrow().values().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
         let is_last = sum == self.total.get();
         if !is_last && self.last_event.get().is_some_and(|last| last.elapsed() < Self::INTERVAL) {
@@ -41,9 +68,7 @@ impl<'p> Progress<'p> {
         }
         self.last_event.set(Some(Instant::now()));
         let (total, completed) = (Some(self.total.get()), Some(sum));
-        send_progress(
-            self.events,
-            WorkProgress { total, completed, ..WorkProgress::working(self.status, self.phase) },
-        );
+        let working = WorkProgress::working(self.status, self.phase);
+        self.listeners.tell(WorkProgress { total, completed, ..working });
     }
 }

@@ -19,12 +19,11 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
 use bytes::Bytes;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::Sender;
 
-use super::super::{OpError, send_progress};
+use super::super::OpError;
 use super::image::{ArchiveReader, ImageLayer};
 use super::passing_file::PassingFile;
-use super::progress::Progress;
+use super::progress::{Listeners, Progress};
 use super::stopped;
 use crate::transfer::RateLimit;
 
@@ -68,14 +67,15 @@ pub(super) enum UploadBytes<'u> {
 pub(super) struct Uploads<'u> {
     pub(super) store: &'u Arc<Store>,
     pub(super) registry: &'u RegistryClient,
-    pub(super) events: &'u Sender<WorkProgress>,
+    pub(super) listeners: Listeners<'u>,
     pub(super) is_dry_run: bool,
     pub(super) destination: Destination,
     pub(super) files: Vec<Upload<'u>>,
     pub(super) manifest: &'u Manifest,
     pub(super) index: Option<NewTensorIndex>,
     pub(super) signatures: Vec<(Option<String>, NewSignature)>,
-    pub(super) limit: RateLimit,
+    /// Of this upload, and of all transfers together.
+    pub(super) limits: [RateLimit; 2],
     pub(super) deliveries: RefCell<BTreeMap<Digest, FileDelivery>>,
     pub(super) progress: Progress<'u>,
 }
@@ -86,15 +86,15 @@ impl Uploads<'_> {
         handle.block_on(async {
             tokio::select! {
                 pushed = self.upload() => pushed,
-                () = self.events.closed() => Err(stopped()),
+                () = self.listeners.events.closed() => Err(stopped()),
             }
         })
     }
 
     async fn upload(&self) -> Result<Publication, OpError> {
-        let Self { registry, events, manifest, .. } = self;
+        let Self { registry, listeners, manifest, .. } = self;
         let status = format!("asking {}", self.destination.reference().host());
-        send_progress(events, WorkProgress::working(status, Phase::Resolving));
+        listeners.tell(WorkProgress::working(status, Phase::Resolving));
         let before = registry.pushed_manifest(&self.destination).await?;
         each(&self.files, |upload| self.ask_for(&upload.file)).await?;
         let missing = |upload: &&Upload<'_>| self.delivery(&upload.file) == FileDelivery::Sent;
@@ -103,7 +103,7 @@ impl Uploads<'_> {
             self.progress.expect(missing.iter().map(|upload| upload.file.size));
             each(&missing, |upload| self.send(upload)).await?;
             if before != Some(manifest.digest()) || !missing.is_empty() {
-                send_progress(events, WorkProgress::working("publishing the manifest", Phase::Committing));
+                listeners.tell(WorkProgress::working("publishing the manifest", Phase::Committing));
                 registry.push_manifest(&self.destination, manifest).await?;
             }
         }
@@ -154,7 +154,7 @@ impl Uploads<'_> {
     }
 
     async fn send(&self, Upload { file, name, bytes }: &Upload<'_>) -> Result<(), OpError> {
-        let Self { store, progress, limit, .. } = self;
+        let Self { store, progress, limits, .. } = self;
         let source = match bytes {
             UploadBytes::Stored(stored) => ContentSource::Stored(FileReader::new(store.content(), stored)),
             UploadBytes::Remote(remote) => {
@@ -164,7 +164,7 @@ impl Uploads<'_> {
             UploadBytes::Layer(layer) => ContentSource::Layer(layer.reader(store.content())),
             UploadBytes::Made(bytes) => ContentSource::Made(bytes),
         };
-        let mut content = Content { source, file, progress, limit };
+        let mut content = Content { source, file, progress, limits };
         let sent = self.registry.push_blob(&self.destination, file, &mut content).await;
         let delivery = match sent {
             Ok(Delivery::Mounted) => FileDelivery::Mounted,
@@ -226,7 +226,7 @@ struct Content<'c> {
     source: ContentSource<'c>,
     file: &'c Descriptor,
     progress: &'c Progress<'c>,
-    limit: &'c RateLimit,
+    limits: &'c [RateLimit],
 }
 
 enum ContentSource<'c> {
@@ -263,7 +263,9 @@ impl UploadContent for Content<'_> {
         if bytes.is_empty() {
             return Err(OpError::Internal(format!("{}: ends at {offset}", self.file.digest)));
         }
-        self.limit.wait(bytes.len() as u64).await;
+        for limit in self.limits {
+            limit.wait(bytes.len() as u64).await;
+        }
         Ok(bytes)
     }
 }
