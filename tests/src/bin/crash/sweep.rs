@@ -5,6 +5,7 @@
 //! the disk from one thread at a time. Calls that do not concern files must not fail, so `write` and `mkdir`
 //! are traced only for certain paths.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs;
@@ -15,6 +16,7 @@ use std::time::Instant;
 use blobd_store_format::gguf::GgmlType;
 use blobd_tests::command::{self, Blobd, Run};
 use blobd_tests::model::ModelFile;
+use blobd_tests::oracle::sha256;
 use blobd_tests::programs;
 use blobd_tests::store_dir::names;
 use blobd_tests::temp_dirs::tmpfs_directory;
@@ -27,6 +29,10 @@ use crate::report::Report;
 use crate::samples::{Sample, SampleRegistry};
 use crate::workload::{import, pull};
 use crate::{Outcome, Setup, invariants, requirements};
+
+mod operations;
+
+use operations::{OPERATIONS, Operation};
 
 /// The system calls with which the store changes the disk. `strace` ignores those that this architecture
 /// lacks.
@@ -50,65 +56,6 @@ const CALLS: [&str; 16] = [
 ];
 
 const FAULTS: [Fault; 3] = [Fault::Kill, Fault::Error("EIO"), Fault::Error("ENOSPC")];
-
-const OPERATIONS: [Operation; 12] = [
-    Operation::of("first start", &["ls"], None),
-    Operation::of("import", &["import", "NEW", "--name", "new"], Some(("new", "NEW"))).of_blobs(),
-    Operation::of(
-        "import of a relative",
-        &["import", "RELATIVE", "--name", "new"],
-        Some(("new", "RELATIVE")),
-    )
-    .of_blobs(),
-    Operation::of(
-        "import under an existing name",
-        &["import", "RELATIVE", "--name", "kept", "--force"],
-        Some(("kept", "RELATIVE")),
-    )
-    .of_blobs(),
-    Operation::of("import of a folder", &["import", "in:NEW", "--name", "new"], Some(("new", "NEW")))
-        .of_blobs(),
-    Operation::of("moving import", &["import", "--move", "in:NEW", "--name", "new"], Some(("new", "NEW")))
-        .of_blobs(),
-    Operation::of("pull", &["pull", "at:NEW", "--name", "new"], Some(("new", "NEW"))).of_blobs(),
-    Operation::of("pull of a relative", &["pull", "at:RELATIVE", "--name", "new"], Some(("new", "RELATIVE")))
-        .of_blobs(),
-    Operation::of("resumed pull", &["pull", "at:BEGUN", "--name", "new"], Some(("new", "BEGUN"))).of_blobs(),
-    Operation::of("tag", &["tag", "kept", "new"], Some(("new", "KEPT"))),
-    Operation::of("rm", &["rm", "kept"], Some(("kept", ""))),
-    Operation::of("gc", &["gc"], None),
-];
-
-/// A command to run with a fault.
-struct Operation {
-    name: &'static str,
-    /// Its arguments. `NEW` and the other placeholders stand for the paths of models, `at:NEW` for the
-    /// reference to pull, `in:NEW` for a folder with a copy of the model.
-    arguments: &'static [&'static str],
-    /// The name that it changes, and the placeholder of the model that the name then stands for; an empty one
-    /// if the name is removed.
-    change: Option<(&'static str, &'static str)>,
-    /// Whether it stores new blobs: then it depends on the mode of durability.
-    brings_blobs: bool,
-}
-
-impl Operation {
-    const fn of(
-        name: &'static str,
-        arguments: &'static [&'static str],
-        change: Option<(&'static str, &'static str)>,
-    ) -> Self {
-        Self { name, arguments, change, brings_blobs: false }
-    }
-
-    fn is_move(&self) -> bool {
-        self.arguments.contains(&"--move")
-    }
-
-    const fn of_blobs(self) -> Self {
-        Self { brings_blobs: true, ..self }
-    }
-}
 
 /// The fault that replaces the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,9 +99,10 @@ pub(crate) fn run(setup: &Setup, report: &mut Report) -> Outcome<()> {
 
 fn sweep(fixture: &Fixture, operation: &Operation, part: &str, report: &mut Report) -> Outcome<()> {
     let start = Instant::now();
+    let prepared = fixture.prepare(operation)?;
     let (mut fault_count, mut violations) = (0, 0);
     for call in CALLS {
-        sweep_call(fixture, operation, call, &mut |point, checked| {
+        sweep_call(&prepared, call, &mut |point, checked| {
             fault_count += 1;
             if let Err(violation) = checked {
                 violations += 1;
@@ -175,15 +123,14 @@ fn tracing_missing() -> Option<String> {
 
 /// Runs a command with every fault at each call of this name.
 fn sweep_call(
-    fixture: &Fixture,
-    operation: &Operation,
+    prepared: &Prepared<'_>,
     call: &'static str,
     found: &mut dyn FnMut(Point, Outcome<()>),
 ) -> Outcome<()> {
     for fault in FAULTS {
         for ordinal in 1.. {
             let point = Point { call, ordinal, fault };
-            match fixture.run_with_fault(operation, point)? {
+            match prepared.run_with_fault(point)? {
                 Some(checked) => found(point, checked),
                 // The command never makes this call.
                 None if ordinal == 1 => return Ok(()),
@@ -205,6 +152,8 @@ struct Fixture {
     new: Sample,
     begun: Sample,
     probe: Sample,
+    /// The SHA-256 of the file of the model that `edit` makes of `kept`.
+    edited: String,
     /// Has all of them.
     registry: SampleRegistry,
     folder: TempDir,
@@ -216,18 +165,25 @@ impl Fixture {
         let path = folder.path();
         let registry = SampleRegistry::new(path)?;
         let garbage = registry.add("garbage", &small_model(4))?;
+        let kept = large_model(1);
+        let mut edited = kept.clone();
+        edited.metadata.push(("general.name".to_owned(), "edited".into()));
         let fixture = Self {
             template: path.join("template"),
             root: path.join("store"),
             config: durability.write_config(path)?,
-            kept: registry.add("kept", &large_model(1))?,
-            relative: registry.add("relative", &large_model(1).with_changed("t0"))?,
+            kept: registry.add("kept", &kept)?,
+            relative: registry.add("relative", &kept.with_changed("t0"))?,
             new: registry.add("new", &small_model(2))?,
             begun: registry.add("begun", &small_model(5))?,
             probe: registry.add("probe", &small_model(3))?,
+            edited: sha256(&edited.bytes()),
             registry,
             folder,
         };
+        fs::write(fixture.key(), include_str!("../../../../daemon/keys/tests/ed25519.pem"))?;
+        fs::write(fixture.public_key(), include_str!("../../../../daemon/keys/tests/ed25519-public.pem"))?;
+        fixture.save_new()?;
         let blobd = fixture.blobd(&fixture.template);
         import(&blobd, &fixture.kept, "kept").succeeds();
         import(&blobd, &garbage, "garbage").succeeds();
@@ -242,113 +198,62 @@ impl Fixture {
         Ok(fixture)
     }
 
+    /// Writes an archive with the model `NEW`, from a store of its own.
+    fn save_new(&self) -> Outcome<()> {
+        let root = self.folder.path().join("saving");
+        let blobd = self.blobd(&root);
+        import(&blobd, &self.new, "new").succeeds();
+        blobd.run(["save".as_ref(), "new".as_ref(), "-o".as_ref(), self.saved().as_os_str()]).succeeds();
+        Ok(fs::remove_dir_all(root)?)
+    }
+
+    /// Makes the store with which an operation starts.
+    fn prepare<'f>(&'f self, operation: &'f Operation) -> Outcome<Prepared<'f>> {
+        let template = self.folder.path().join("prepared");
+        replace_tree(&template, &self.template)?;
+        let mut prepared = Prepared {
+            fixture: self,
+            operation,
+            template,
+            contents: Contents::new(),
+            models: BTreeSet::new(),
+        };
+        if operation.is_first_start() {
+            fs::remove_dir_all(&prepared.template)?;
+            return Ok(prepared);
+        }
+        let blobd = self.blobd(&prepared.template);
+        for command in operation.before {
+            blobd.run(self.arguments(command)).succeeds();
+        }
+        prepared.contents = invariants::exported_models(&blobd)?;
+        replace_tree(&self.root, &prepared.template)?;
+        prepared.models = all_models(&self.blobd(&self.root))?;
+        Ok(prepared)
+    }
+
     fn blobd(&self, root: &Path) -> Blobd {
         Blobd::at_root(root).configured_by(&self.config)
     }
 
-    /// Runs a command with a fault on a copy of the store, and checks the store and the command's exit code
-    /// and messages. Returns `None` if the command has made no such call.
-    fn run_with_fault(&self, operation: &Operation, point: Point) -> Outcome<Option<Outcome<()>>> {
-        let is_first_start = operation.name == "first start";
-        if self.root.exists() {
-            fs::remove_dir_all(&self.root)?;
-        }
-        if !is_first_start {
-            copy_tree(&self.template, &self.root)?;
-        }
-        fs::create_dir_all(self.copies())?;
-        fs::copy(&self.new.path, self.copy_of_new())?;
-        let kept = ("kept".to_owned(), self.kept.digest.clone());
-        let history = History::of(&Contents::from_iter((!is_first_start).then_some(kept)));
-        let change = operation.change.map(|(name, content)| history.begin(name, self.digest(content), 1));
-        let run = self.run(operation, point, is_first_start);
-        let log = fs::read_to_string(self.log())?;
-        if !has_fault(&log) {
-            return Ok(None);
-        }
-        if let Some(change) = change.filter(|_| run.code == 0) {
-            history.acknowledge(&change, 2);
-        }
-        let check = || {
-            check_exit(&run, point.fault)?;
-            let begun = std::slice::from_ref(&self.begun);
-            let (root, config) = (&self.root, &self.config);
-            invariants::check(CrashedStore { root, config, probe: &self.probe, pulled: begun }, &history, 2)?;
-            self.check_source(operation)?;
-            self.check_again(operation)
-        };
-        Ok(Some(invariants::caught(check)))
-    }
-
-    /// Runs the command under `strace`. The tracer is a daemonised grandchild (`-D`), so that the command has
-    /// the shell's process ID, which is a part of the name of its staging directory.
-    fn run(&self, operation: &Operation, point: Point, is_first_start: bool) -> Run {
-        const SCRIPT: &str = r#"
-            root=$1 call=$2 inject=$3 log=$4 paths=$5; shift 5
-            for path in $paths; do
-                set -- -P "$root/$(echo "$path" | sed "s/PID/$$/")" "$@"
-            done
-            exec strace -D -f -o "$log" -e "trace=?$call" -e "inject=?$inject" "$@"
-        "#;
-        let paths = match point.call {
-            "write" | "mkdir" | "mkdirat" if is_first_start => {
-                "store.json.new lock . blobs recipes manifests origins staging"
-            }
-            "write" | "mkdir" | "mkdirat" => {
-                "staging/PID-0 staging/PID-0/recipe staging/PID-0/tag manifests/registry.ollama.ai \
-                 manifests/registry.ollama.ai/library manifests/registry.ollama.ai/library/new"
-            }
-            _ => "",
-        };
-        let mut command = Command::new("sh");
-        command.args(["-c", SCRIPT, "sh"]).arg(&self.root).arg(point.call).arg(point.to_string());
-        command.arg(self.log()).arg(paths).arg(programs::blobd()).args(self.arguments(operation));
-        self.blobd(&self.root).prepare(&mut command);
-        command::run(command.stdin(Stdio::null()))
-    }
-
-    /// A source file is only gone if the model is stored.
-    fn check_source(&self, operation: &Operation) -> Outcome<()> {
-        let is_stored = || -> Outcome<bool> {
-            let models = invariants::exported_models(&self.blobd(&self.root))?;
-            Ok(models.get("new").map(String::as_str) == self.digest("NEW"))
-        };
-        match self.copy_of_new().exists() || operation.is_move() && is_stored()? {
-            true => Ok(()),
-            false => Err("the source is deleted, and the model is not stored".into()),
-        }
-    }
-
-    /// Runs the command again without the fault: it must succeed.
-    fn check_again(&self, operation: &Operation) -> Outcome<()> {
-        let blobd = self.blobd(&self.root);
-        let run = blobd.run(self.arguments(operation));
-        let was_removed = operation.name == "rm" && run.code == 3;
-        let was_moved = operation.is_move() && !self.copy_of_new().exists();
-        if run.code != 0 && !was_removed && !was_moved {
-            return Err(format!("I7: again: exit code {}: {}", run.code, run.stderr.trim()).into());
-        }
-        let Some((name, content)) = operation.change else { return Ok(()) };
-        let found = invariants::exported_models(&blobd)?.get(name).cloned();
-        if found.as_deref() != self.digest(content) {
-            return Err(format!("I7: again: {name} is {found:?}").into());
-        }
-        Ok(())
-    }
-
-    fn arguments(&self, operation: &Operation) -> Vec<OsString> {
-        let word = |word: &&str| match word.split_once(':') {
-            Some(("at", word)) => {
-                self.sample(word).map_or_else(|| word.into(), |sample| sample.source.clone().into())
+    fn arguments(&self, command: &str) -> Vec<OsString> {
+        let word = |word: &str| match word.split_once(':') {
+            Some(("at", model)) => {
+                self.sample(model).map_or_else(|| word.into(), |sample| sample.source.clone().into())
             }
             Some(("in", _)) => self.copies().into(),
+            Some(("saved", _)) => self.saved().into(),
+            _ if word == "KEY" => self.key().into(),
             _ => self.sample(word).map_or_else(|| word.into(), |sample| sample.path.clone().into()),
         };
-        operation.arguments.iter().map(word).collect()
+        command.split_whitespace().map(word).collect()
     }
 
     fn digest(&self, placeholder: &str) -> Option<&str> {
-        self.sample(placeholder).map(|sample| sample.digest.as_str())
+        match placeholder {
+            "EDITED" => Some(&self.edited),
+            _ => self.sample(placeholder).map(|sample| sample.digest.as_str()),
+        }
     }
 
     fn sample(&self, placeholder: &str) -> Option<&Sample> {
@@ -373,6 +278,203 @@ impl Fixture {
     fn copy_of_new(&self) -> PathBuf {
         self.copies().join("new.gguf")
     }
+
+    fn saved(&self) -> PathBuf {
+        self.folder.path().join("saved.tar")
+    }
+
+    fn key(&self) -> PathBuf {
+        self.folder.path().join("key.pem")
+    }
+
+    fn public_key(&self) -> PathBuf {
+        self.folder.path().join("key.pub")
+    }
+}
+
+/// An operation, and the store with which it starts.
+struct Prepared<'f> {
+    fixture: &'f Fixture,
+    operation: &'f Operation,
+    template: PathBuf,
+    /// The models that have a name.
+    contents: Contents,
+    /// Those, and the models in the trash: the SHA-256 of their files.
+    models: BTreeSet<String>,
+}
+
+impl Prepared<'_> {
+    /// Runs the command with a fault on a copy of the store, and checks the store and the command's exit code
+    /// and messages. Returns `None` if the command has made no such call.
+    fn run_with_fault(&self, point: Point) -> Outcome<Option<Outcome<()>>> {
+        let (fixture, operation) = (self.fixture, self.operation);
+        let root = &fixture.root;
+        replace_tree(root, &self.template)?;
+        fs::create_dir_all(fixture.copies())?;
+        fs::copy(&fixture.new.path, fixture.copy_of_new())?;
+        let history = History::of(&self.contents);
+        let begin = |(name, content): &(&str, &str)| history.begin(name, fixture.digest(content), 1);
+        let changes: Vec<_> = operation.changes.iter().map(begin).collect();
+        let run = self.run(point);
+        let log = fs::read_to_string(fixture.log())?;
+        if !has_fault(&log) {
+            return Ok(None);
+        }
+        let is_acknowledged = run.code == 0;
+        for change in changes.iter().filter(|_| is_acknowledged) {
+            history.acknowledge(change, 2);
+        }
+        let check = || {
+            check_exit(&run, point.fault)?;
+            // The checks change the store; the same command meets it as the crash has left it.
+            let crashed = fixture.folder.path().join("crashed");
+            replace_tree(&crashed, root)?;
+            let begun = std::slice::from_ref(&fixture.begun);
+            let config = &fixture.config;
+            let store = CrashedStore { root, config, probe: &fixture.probe, pulled: begun };
+            let contents = invariants::check(store, &history, 2)?;
+            self.check_order(&contents)?;
+            self.check_source()?;
+            self.check_signature(is_acknowledged)?;
+            self.check_nothing_lost(point.fault)?;
+            replace_tree(root, &crashed)?;
+            self.check_again()
+        };
+        Ok(Some(invariants::caught(check)))
+    }
+
+    /// Runs the command under `strace`. The tracer is a daemonised grandchild (`-D`), so that the command has
+    /// the shell's process ID, which is a part of the names in the staging directory.
+    fn run(&self, point: Point) -> Run {
+        const SCRIPT: &str = r#"
+            root=$1 call=$2 inject=$3 log=$4 paths=$5; shift 5
+            for path in $paths; do
+                set -- -P "$root/$(echo "$path" | sed "s/PID/$$/")" "$@"
+            done
+            exec strace -D -f -o "$log" -e "trace=?$call" -e "inject=?$inject" "$@"
+        "#;
+        let paths = match point.call {
+            "write" | "mkdir" | "mkdirat" if self.operation.is_first_start() => {
+                "store.json.new lock . blobs recipes manifests origins staging"
+            }
+            "write" | "mkdir" | "mkdirat" => {
+                ". staging staging/PID-0 staging/PID-0/recipe staging/PID-0/tag staging/PID-1 staging/PID-2 \
+                 staging/PID-2/tag manifests/registry.ollama.ai manifests/registry.ollama.ai/library \
+                 manifests/registry.ollama.ai/library/new"
+            }
+            _ => "",
+        };
+        let fixture = self.fixture;
+        let mut command = Command::new("sh");
+        command.args(["-c", SCRIPT, "sh"]).arg(&fixture.root).arg(point.call).arg(point.to_string());
+        command.arg(fixture.log()).arg(paths).arg(programs::blobd());
+        command.args(fixture.arguments(self.operation.command));
+        fixture.blobd(&fixture.root).prepare(&mut command);
+        command::run(command.stdin(Stdio::null()))
+    }
+
+    fn blobd(&self) -> Blobd {
+        self.fixture.blobd(&self.fixture.root)
+    }
+
+    /// The store's contents after the first changes of the operation.
+    fn contents_after(&self, changes: usize) -> Contents {
+        let mut contents = self.contents.clone();
+        for (name, content) in &self.operation.changes[..changes] {
+            match self.fixture.digest(content) {
+                Some(digest) => contents.insert((*name).to_owned(), digest.to_owned()),
+                None => contents.remove(*name),
+            };
+        }
+        contents
+    }
+
+    /// I4: changes of several names become durable one after the other, and none without those before it. So a model that
+    /// gets another name is at no time without one.
+    fn check_order(&self, found: &Contents) -> Outcome<()> {
+        let mut allowed = (0..=self.operation.changes.len()).map(|changes| self.contents_after(changes));
+        match allowed.any(|contents| contents == *found) {
+            true => Ok(()),
+            false => Err(format!("I4: not the first changes and no others: {found:?}").into()),
+        }
+    }
+
+    /// A source file is only gone if the model is stored.
+    fn check_source(&self) -> Outcome<()> {
+        let is_stored = || -> Outcome<bool> {
+            let models = invariants::exported_models(&self.blobd())?;
+            Ok(models.get("new").map(String::as_str) == self.fixture.digest("NEW"))
+        };
+        match self.fixture.copy_of_new().exists() || self.operation.is_move() && is_stored()? {
+            true => Ok(()),
+            false => Err("the source is deleted, and the model is not stored".into()),
+        }
+    }
+
+    /// I3 and I4: the model is signed if that was acknowledged; otherwise it is signed, or has no signature at all.
+    fn check_signature(&self, must_exist: bool) -> Outcome<()> {
+        if !self.operation.signs() {
+            return Ok(());
+        }
+        let verify = |options: &[&str]| {
+            let words = ["verify", "--signatures", "kept", "--json"];
+            self.blobd().run(words.iter().chain(options))
+        };
+        let key = self.fixture.public_key();
+        let keyed = verify(&["--key", &key.to_string_lossy()]);
+        if keyed.code == 0 {
+            return Ok(());
+        }
+        let state = verify(&[]).json()["models"][0]["state"].clone();
+        match !must_exist && state == "unsigned" {
+            true => Ok(()),
+            false => Err(format!("I3/I4: the signature is {state}: {}", keyed.stderr.trim()).into()),
+        }
+    }
+
+    /// Runs the command again without the fault, unless it has made its changes and can do so only once: it must succeed.
+    fn check_again(&self) -> Outcome<()> {
+        let (blobd, operation) = (self.blobd(), self.operation);
+        let expected = self.contents_after(operation.changes.len());
+        let is_done = invariants::exported_models(&blobd)? == expected;
+        if is_done && operation.only_once {
+            return Ok(());
+        }
+        let run = blobd.run(self.fixture.arguments(operation.command));
+        let was_moved = operation.is_move() && !self.fixture.copy_of_new().exists();
+        let is_completed = || operation.completed_by.is_some_and(|command| blobd.line(command).code == 0);
+        if run.code != 0 && !was_moved && !is_completed() {
+            return Err(format!("I7: again: exit code {}: {}", run.code, run.stderr.trim()).into());
+        }
+        let found = invariants::exported_models(&blobd)?;
+        if found != expected {
+            return Err(format!("I7: again: {found:?}, expected {expected:?}").into());
+        }
+        self.check_signature(true)
+    }
+
+    /// Every model that had a name or was in the trash is still in one of the two places. A full disk may empty the trash.
+    fn check_nothing_lost(&self, fault: Fault) -> Outcome<()> {
+        if self.operation.deletes || fault == Fault::Error("ENOSPC") {
+            return Ok(());
+        }
+        let found = all_models(&self.blobd())?;
+        match self.models.is_subset(&found) {
+            true => Ok(()),
+            false => Err(format!("I4: lost models: {:?}", self.models.difference(&found)).into()),
+        }
+    }
+}
+
+/// The SHA-256 of the file of every model that has a name or is in the trash. Those in the trash get names.
+fn all_models(blobd: &Blobd) -> Outcome<BTreeSet<String>> {
+    let trash = blobd.line("ls --trash --json").succeeds().json();
+    let trashed = trash["models"].as_array().ok_or("ls --trash --json without models")?;
+    for (number, model) in trashed.iter().enumerate() {
+        let name = model["name"].as_str().ok_or("a model without a name")?;
+        blobd.line(&format!("undelete {name} --name restored-{number}")).succeeds();
+    }
+    Ok(invariants::exported_models(blobd)?.into_values().collect())
 }
 
 /// Whether `strace` has made a call fail, or has killed a process in a call. A process killed outside the traced
@@ -415,16 +517,25 @@ fn large_model(seed: u64) -> ModelFile {
     model
 }
 
-/// Copies a store and gives the copy to its owner, if this process is root.
+/// Replaces a store by a copy of another one, or by nothing if that does not exist.
+fn replace_tree(tree: &Path, by: &Path) -> Outcome<()> {
+    if tree.exists() {
+        fs::remove_dir_all(tree)?;
+    }
+    if by.exists() { copy_tree(by, tree) } else { Ok(()) }
+}
+
+/// Copies a store without its socket, and gives the copy to its owner if this process is root.
 fn copy_tree(from: &Path, to: &Path) -> Outcome<()> {
     fs::create_dir(to)?;
     give_to_owner(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
+        let file_type = entry.file_type()?;
+        if file_type.is_dir() {
             copy_tree(&entry.path(), &target)?;
-        } else {
+        } else if file_type.is_file() {
             fs::copy(entry.path(), &target)?;
             give_to_owner(&target)?;
         }
