@@ -9,8 +9,10 @@ use blobd_client::protocol::naming::{EditParams, KeyChange, PromoteParams, UndoP
 use blobd_client::protocol::request::{
     GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
 };
+use blobd_client::protocol::signatures::{SignParams, SignaturesParams};
 use blobd_server::ops::{self, OpError, Requester};
 use blobd_store::{Ingest, Store};
+use blobd_store_format::signature::{Bundle, SignedFile, Statement};
 
 use crate::file_source::{import_file, in_memory, ingest_bytes};
 use crate::pulls;
@@ -73,6 +75,10 @@ pub enum Step {
         name: usize,
         pinned: bool,
     },
+    /// Keeps a signature beside the model. It is always the same one.
+    Sign {
+        name: usize,
+    },
     Collect,
     /// A transaction that is dropped before the commit.
     Abandon {
@@ -128,6 +134,7 @@ impl Step {
                 ops::pin(store, Requester::own(), &PinParams { reference: reference(name), pinned })
                     .map(|_| ())
             }
+            Self::Sign { name } => sign(store, name),
             Self::Collect => ops::gc(store, GcParams { dry_run: false, ..GcParams::default() }).map(|_| ()),
             Self::Abandon { file } => abandon(store, &files()[file].bytes),
         };
@@ -183,10 +190,11 @@ impl Step {
             Self::Undelete { name } => undelete(before, name),
             Self::Undo { name, earlier: None } => move_to_trash(before, name),
             Self::Undo { name, earlier: Some(file) } => undo(before, name, file),
-            Self::Pin { name, .. } if before.get(Key::Tag(name)) == 0 => {
+            Self::Pin { name, .. } | Self::Sign { name } if before.get(Key::Tag(name)) == 0 => {
                 Outcomes::refused(ErrorCode::NotFound)
             }
             Self::Pin { name, pinned } => Outcomes::done(before.with(Key::Pin(name), pinned.into())),
+            Self::Sign { name } => Outcomes::done(before.with(Key::Signatures(name), 1)),
             Self::Collect | Self::Abandon { .. } => Outcomes::done(before.clone()),
         }
     }
@@ -207,6 +215,7 @@ impl Step {
             | Self::Undelete { name }
             | Self::Undo { name, .. } => Some(Key::Tag(name)),
             Self::Pin { name, .. } => Some(Key::Pin(name)),
+            Self::Sign { name } => Some(Key::Signatures(name)),
             Self::Collect | Self::Abandon { .. } => None,
         }
     }
@@ -312,6 +321,18 @@ fn remove(store: &Store, name: usize, keep_seconds: Option<u64>) -> Result<(), O
         &RemoveParams { references: vec![reference(name)], keep_seconds, ..RemoveParams::default() },
     )
     .map(|_| ())
+}
+
+fn sign(store: &Store, name: usize) -> Result<(), OpError> {
+    let (reference, policy) = (reference(name), ops::CallerPolicy::default());
+    let report = ops::signatures(store, &policy, &SignaturesParams::new(reference.clone(), Vec::new()))?;
+    let files = report.files.into_iter();
+    let files = files.map(|file| SignedFile { path: file.path, digest: file.digest }).collect();
+    let payload = Statement::new(&report.name, files).and_then(|statement| statement.to_json());
+    // Whose key has made it does not matter to the store.
+    let bundle = payload.and_then(|payload| Bundle::compose("a test", &payload, b"signature"));
+    let bundle = bundle.expect("a signature").text().to_owned();
+    ops::sign(store, &policy, &SignParams { reference, bundle }).map(drop)
 }
 
 fn abandon(store: &Arc<Store>, bytes: &[u8]) -> Result<(), OpError> {

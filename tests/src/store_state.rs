@@ -18,6 +18,8 @@ pub enum Key {
     Tag(usize),
     /// 1 if the name is pinned.
     Pin(usize),
+    /// How many signatures the model of a name has.
+    Signatures(usize),
     /// How many records of this name and file are in the trash.
     Trash(usize, usize),
 }
@@ -39,6 +41,11 @@ impl StoreState {
         for tag in tags.references {
             let manifest = store.names().manifest(&tag).unwrap_or_else(|error| panic!("{error}"));
             state.0.insert(Key::Tag(number_of(&tag)), file_of(&manifest) + 1);
+            let signatures =
+                store.names().signatures(manifest.digest()).unwrap_or_else(|error| panic!("{error}"));
+            if !signatures.is_empty() {
+                state.0.insert(Key::Signatures(number_of(&tag)), signatures.len());
+            }
         }
         for trashed in store.names().trash().unwrap_or_else(|error| panic!("{error}")) {
             let record = Key::Trash(number_of(&trashed.reference), file_of(&trashed.manifest));

@@ -59,7 +59,7 @@ pub use pull::{FetchLimit, Pull, pull};
 pub(crate) use pull::{inspect, plan_pull, pulled_name, pulls, resolve};
 pub(crate) use push::{Listeners, Push, Transfer, push, transfer};
 pub(crate) use served::{Found, HubContent, HubFile, ServedFile, Snapshot, View, Wanted, arrived_file};
-pub(crate) use signatures::{sign, signatures};
+pub use signatures::{sign, signatures};
 pub use space::{
     EvictionReport, Evictor, LastOpened, StoredBlobs, evict_excess, eviction_plan, gc, remove, usage,
 };

@@ -417,13 +417,14 @@ fn repair_needs_the_sync_of_its_blobs_in_every_mode() {
 fn change_of_a_name_needs_the_sync_of_its_directory_in_every_mode() {
     const IMPORT: Step = Step::Import { file: 0, name: 0 };
     const TRASH: Step = Step::MoveToTrash { name: 0 };
-    let changes: [(&[Step], Step, &'static str); 7] = [
+    let changes: [(&[Step], Step, &'static str); 8] = [
         (&[IMPORT], Step::Tag { source: 0, target: 1 }, "manifests"),
         (&[IMPORT], Step::Pin { name: 0, pinned: true }, "pins"),
         (&[IMPORT], TRASH, "trash"),
         (&[IMPORT, TRASH], Step::Undelete { name: 0 }, "manifests"),
         (&[IMPORT], Step::Undo { name: 0, earlier: None }, "trash"),
         (&[IMPORT, TRASH], Step::Undo { name: 0, earlier: Some(0) }, "manifests"),
+        (&[IMPORT], Step::Sign { name: 0 }, "signatures"),
         (&[], Step::Pull { file: 3, name: 0 }, "blobs"),
     ];
     for durability in MODES {
@@ -467,6 +468,23 @@ fn omitted_sync_of_the_histories_is_detected() {
 #[test]
 fn omitted_sync_of_the_pins_directory_is_detected() {
     omission_is_detected(Omission::Names("pins"));
+}
+
+/// Cut off after any call, by a kill or by a failure of the power that loses any part of the unsynced data.
+#[test]
+fn interrupted_signing_leaves_the_whole_signature_or_none() {
+    let ends = (0..12).map(|seed| End::Power { seed, again: None }).chain([End::Kill]);
+    for (calls, end) in (0..10).flat_map(|calls| ends.clone().map(move |end| (calls, end))) {
+        let cut = Some(Cut { calls, end });
+        let interrupted = Entry { action: Action::Take(Step::Sign { name: 0 }), cut };
+        let entries = [
+            whole(Step::Import { file: 0, name: 0 }),
+            interrupted,
+            whole(Step::Sign { name: 0 }),
+            whole(Step::Collect),
+        ];
+        survives(&entries, Durability::Auto, None);
+    }
 }
 
 const fn whole(step: Step) -> Entry {

@@ -402,6 +402,11 @@ fn pin_and_unpin_fail_cleanly_at_every_call() {
 }
 
 #[test]
+fn signing_fails_cleanly_at_every_call() {
+    Sweep::of(&[], Step::Sign { name: KEPT }).run();
+}
+
+#[test]
 fn gc_fails_cleanly_at_every_call() {
     const BEFORE: &[Step] =
         &[Step::Import { file: SIBLING, name: NAME }, Step::Import { file: 4, name: NAME }];

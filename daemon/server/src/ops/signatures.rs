@@ -19,7 +19,7 @@ use super::trust;
 use crate::trust::{NamedKey, Trust};
 
 /// The signatures of a model, and which of the given keys have made them.
-pub(crate) fn signatures(
+pub fn signatures(
     store: &Store,
     policy: &CallerPolicy,
     params: &SignaturesParams,
@@ -52,7 +52,7 @@ pub(crate) fn signatures(
 }
 
 /// Keeps a signature beside a model. It must be over the model's files; whose key has made it does not matter here.
-pub(crate) fn sign(store: &Store, policy: &CallerPolicy, params: &SignParams) -> Result<Signed, OpError> {
+pub fn sign(store: &Store, policy: &CallerPolicy, params: &SignParams) -> Result<Signed, OpError> {
     let name = store.names().resolve(&params.reference)?;
     let lease = store.liveness().leases().grant(format!("signing of {}", name.short()));
     let model = store.names().leased_model(&name, &lease)?;
