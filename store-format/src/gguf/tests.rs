@@ -532,6 +532,7 @@ fn only_the_key_of_the_alignment_changes_the_padding() {
         let data_offset = Header::parse(&header).unwrap().data_offset();
         assert_eq!((data_offset, data_offset % alignment), (header.len() as u64, 0), "{key}");
         assert_eq!(data_offset.is_multiple_of(512), alignment == 512, "{key}");
+        assert_eq!(writer.data_size().unwrap(), alignment, "the tensor of 32 bytes and its padding, {key}");
     }
 }
 
