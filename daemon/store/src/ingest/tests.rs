@@ -95,7 +95,9 @@ fn what_a_transaction_published_is_condemned_unless_it_is_committed() {
         let mut ingest = begin(&store);
         ingest.add_bytes(b"head").unwrap();
         ingest.add_bytes(b"tensor").unwrap();
+        assert_eq!(ingest.added_recipe(recipe.file()), None);
         ingest.add_recipe(recipe.clone());
+        assert_eq!(ingest.added_recipe(recipe.file()), Some(&recipe));
         ingest.publish().unwrap();
         assert_eq!(store.content.recipes().unwrap(), [recipe.file()]);
         let inode = || store.content.root.status(&layout::recipe(recipe.file())).unwrap().unwrap().identity();
