@@ -1,6 +1,7 @@
 //! Clients that change a store until it crashes.
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -129,7 +130,12 @@ impl Worker {
     /// acknowledgement: from then on the store must have the model, also if the command has not ended.
     fn move_copy(&self, name: &str, sample: &Sample) -> Outcome<()> {
         let copy = sample.path.with_file_name(format!("{name}.gguf"));
-        std::fs::copy(&sample.path, &copy)?;
+        // By a process of its own: a child that another thread starts would have this process's copy open for a moment, and a
+        // file in use is refused.
+        let copied = Command::new("cp").arg(&sample.path).arg(&copy).status()?;
+        if !copied.success() {
+            return Err(format!("{}: cannot be copied", copy.display()).into());
+        }
         let change = self.history.begin(name, Some(&sample.digest), (self.clock)());
         let run = thread::scope(|scope| {
             let run = scope.spawn(|| move_into_store(&self.blobd, &copy, name));
