@@ -89,7 +89,7 @@ impl<'n> FolderShards<'n> {
         let missing: Vec<String> = missing.map(|(_, name)| name).collect();
         match missing.is_empty() {
             true => Ok(found.into_values().collect()),
-            false => Err(ShardSetError::Missing { count: shard.count() as u64, missing }),
+            false => Err(missing_shards(shard.count() as u64, missing.len() as u64, missing)),
         }
     }
 
@@ -190,11 +190,13 @@ pub enum ShardSetError {
         /// What joins the parts.
         command: String,
     },
-    #[error("missing shards: expected {count}; missing are {}", named(missing))]
+    #[error("missing shards: expected {count}; missing are {}", named(missing, *total))]
     Missing {
         count: u64,
-        /// Their names, or their numbers from 1 if the names are not known.
+        /// The names of the first few, or their numbers from 1 if the names are not known.
         missing: Vec<String>,
+        /// How many are missing.
+        total: u64,
     },
     #[error("{first:?} and {second:?}: both are shard {number}")]
     Twice { number: u64, first: String, second: String },
@@ -269,9 +271,9 @@ fn in_order<'n>(shards: &[(&'n str, &ShardHeader)], own: Shard) -> Result<Vec<&'
         }
     }
     if (found.len() as u64) < own.count {
-        let missing = (0..own.count).filter(|number| !found.contains_key(number)).take(MAX_NAMED);
-        let missing = missing.map(|number| number.saturating_add(1).to_string()).collect();
-        return Err(ShardSetError::Missing { count: own.count, missing });
+        let missing = (0..own.count).filter(|number| !found.contains_key(number));
+        let missing = missing.map(|number| number.saturating_add(1).to_string());
+        return Err(missing_shards(own.count, own.count.saturating_sub(found.len() as u64), missing));
     }
     let tensors = shards.iter().fold(0, |sum: u64, (_, header)| sum.saturating_add(header.tensor_count));
     let declared = shards.iter().filter_map(|(_, header)| header.shard?.total_tensor_count);
@@ -288,9 +290,13 @@ fn twice(number: u64, first: &str, second: &str) -> ShardSetError {
     ShardSetError::Twice { number, first: first.to_owned(), second: second.to_owned() }
 }
 
-fn named(missing: &[String]) -> String {
-    let first: Vec<String> = missing.iter().take(MAX_NAMED).map(|name| format!("{name:?}")).collect();
-    match missing.len().saturating_sub(MAX_NAMED) {
+fn missing_shards(count: u64, total: u64, missing: impl IntoIterator<Item = String>) -> ShardSetError {
+    ShardSetError::Missing { count, missing: missing.into_iter().take(MAX_NAMED).collect(), total }
+}
+
+fn named(missing: &[String], total: u64) -> String {
+    let first: Vec<String> = missing.iter().map(|name| format!("{name:?}")).collect();
+    match total.saturating_sub(missing.len() as u64) {
         0 => first.join(", "),
         more => format!("{} and {more} more", first.join(", ")),
     }
@@ -419,6 +425,13 @@ mod tests {
         ];
         assert_eq!(find("a.gguf", &renamed).unwrap(), ["b.gguf", "a.gguf"]);
         assert!(refused("e.gguf", &renamed).contains("missing are \"2\""));
+        let text = refused("a.gguf", &[("a.gguf", shard(0, 65_535, 1, 3))]);
+        assert!(
+            text.ends_with(
+                "missing are \"2\", \"3\", \"4\", \"5\", \"6\", \"7\", \"8\", \"9\" and 65526 more"
+            ),
+            "{text}"
+        );
         let twice = [("a.gguf", shard(0, 2, 1, 3)), ("b.gguf", shard(0, 2, 1, 3))];
         assert!(refused("a.gguf", &twice).contains("\"a.gguf\" and \"b.gguf\": both are shard 1"));
     }

@@ -60,8 +60,9 @@ impl Boundary {
         }
         let identity = file_without_links(&source).map_err(Problem::unreadable(&source))?;
         identity.map(|identity| (source.clone(), identity)).ok_or_else(|| {
+            let link = if path.is_symlink() { "a link to " } else { "" };
             let found = if source.is_dir() { "a folder" } else { "a pipe, a socket or a device" };
-            Problem::new(path, format!("wrong kind of file: expected a regular file, found {found}"))
+            Problem::new(path, format!("wrong kind of file: expected a regular file, found {link}{found}"))
         })
     }
 }
