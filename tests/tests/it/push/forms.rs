@@ -147,7 +147,7 @@ fn settings_go_as_files_and_files_without_a_media_type_are_refused() {
         ("plain", "modelpack", None),
         ("plain", "docker", None),
         ("seeing", "docker", None),
-        ("seeing", "modelpack", Some("model-projector.gguf: the form modelpack has no media type")),
+        ("seeing", "modelpack", Some("mmproj-model.gguf: the form modelpack has no media type")),
         ("adapted", "docker", Some("model-adapter.gguf: the form docker has no media type")),
         ("adapted", "modelpack", Some("model-adapter.gguf: the form modelpack has no media type")),
     ] {

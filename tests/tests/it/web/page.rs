@@ -140,10 +140,12 @@ fn check_keyboard(browser: &mut Browser) {
     browser.evaluate("document.activeElement.blur(), getSelection().removeAllRanges()");
     for _ in 0..count * 2 + 5 {
         browser.press("Tab");
-        browser.evaluate("window.reached.add(document.activeElement)");
+        browser.evaluate("window.reached.add(document.activeElement).add(document.activeElement.outerHTML)");
     }
+    // A table that has been drawn again meanwhile has equal controls in place of those that were marked.
     let missed = browser.evaluate(
-        "window.controls.filter((control) => !window.reached.has(control)).map((control) => control.outerHTML.slice(0, 99))",
+        "window.controls.filter((control) => !window.reached.has(control) && !window.reached.has(control.outerHTML))\
+         .map((control) => control.outerHTML.slice(0, 99))",
     );
     assert_eq!(missed, serde_json::json!([]), "not reached by Tab");
     let nameless = browser.evaluate(NAMELESS);
