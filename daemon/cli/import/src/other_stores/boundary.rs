@@ -134,7 +134,7 @@ mod tests {
         assert!(refused("out").message.contains("outside of it"), "{}", refused("out"));
         assert!(refused("out").hint.is_some_and(|hint| hint.contains("--follow")));
         assert!(refused("dangling").message.ends_with("/nowhere"), "{}", refused("dangling"));
-        assert!(refused("folder").message.ends_with("found a folder"), "{}", refused("folder"));
+        assert!(refused("folder").message.ends_with("found a link to a folder"), "{}", refused("folder"));
         let all = Boundary::new(&store, Links::Everywhere).unwrap();
         assert!(all.file(&store.join("out")).unwrap().0.ends_with("other/file"));
         let with = Boundary::new(&store, Links::Inside).unwrap().with(&other);
