@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use blobd_store_format::digest::Digest;
 
-use super::catalog::{Catalog, RowState};
+use super::catalog::{Catalog, CatalogVersion, RowState};
 use crate::node::Node;
 
 /// What keeps data. The strongest comes first.
@@ -50,6 +50,8 @@ pub struct Payers {
     latest_tag: u64,
     /// [`Catalog::removals`] at the count.
     removals: u64,
+    /// The catalog that lacked something which the claim of a tag keeps: another transaction may just be publishing it.
+    incomplete_at: Option<CatalogVersion>,
 }
 
 impl Payers {
@@ -75,9 +77,11 @@ impl Payers {
         self.charged.keys().copied().flatten()
     }
 
-    /// Whether the catalog has only grown since the count.
+    /// Whether the catalog has only grown since the count, and not by what the claim of a tag keeps: that claim may pay for
+    /// it, and not the one that is added next.
     pub(crate) fn are_of(&self, catalog: &Catalog) -> bool {
         self.removals == catalog.removals()
+            && self.incomplete_at.is_none_or(|version| version == catalog.version())
     }
 
     /// Adds the claim of a tag that was just set. Returns false, and changes nothing, if a clock was set back and an
@@ -131,6 +135,9 @@ impl Payers {
         let number = u32::try_from(self.claims.len()).unwrap_or(u32::MAX);
         if claim.kind == ClaimKind::Tag {
             self.latest_tag = self.latest_tag.max(claim.since);
+            if self.incomplete_at.is_none() && lacks_any(catalog, &claim.roots) {
+                self.incomplete_at = Some(catalog.version());
+            }
         }
         each_part(catalog, &claim.roots, |part, bytes| {
             let payer = match part {
@@ -282,6 +289,22 @@ pub(super) fn each_part(catalog: &Catalog, roots: &[Node], mut visit: impl FnMut
             }
         }
     }
+}
+
+/// Whether the catalog lacks something that these roots keep.
+fn lacks_any(catalog: &Catalog, roots: &[Node]) -> bool {
+    let is_present = |number: u32| {
+        let row = catalog.rows().get(number as usize);
+        row.is_some_and(|row| row.state == RowState::Present)
+    };
+    let has_blob = |digest| catalog.find(digest).is_some_and(is_present);
+    roots.iter().any(|root| match *root {
+        Node::Blob(digest) => !has_blob(digest) && !catalog.recipes().contains_key(&digest),
+        Node::Recipe(file) => match catalog.recipes().get(&file) {
+            Some(recipe) => recipe.needs.iter().flatten().any(|number| !is_present(*number)),
+            None => !has_blob(file),
+        },
+    })
 }
 
 #[cfg(test)]

@@ -346,19 +346,34 @@ fn counts_that_need_an_unreadable_recipe_are_refused() {
     assert_eq!(Payers::count(&catalog, &[claim]).charged_to(Some(7)), 512);
 }
 
+/// A tag may be set when what another transaction has published for it is on the disk and not in the catalog yet: the tag
+/// pays for that, and not the next one.
 #[test]
-fn claim_of_a_tag_adds_blobs_that_have_appeared_since_the_count() {
+fn growth_of_what_a_tag_keeps_needs_a_new_count() {
+    let (file, blob, other) = (digest(0), digest(1), digest(2));
+    let facts = || Some(BlobFacts { length: 4, bytes_on_disk: 4096 });
+    let recipe = || Some(RecipeFacts { bytes_on_disk: 512, needs: Some(vec![blob]) });
+    let claim = |since, uid| Claim {
+        kind: ClaimKind::Tag,
+        since,
+        uid: Some(uid),
+        roots: Node::both(file).into_iter().collect(),
+    };
     let mut catalog = Catalog::default();
-    let (file, blob) = (digest(0), digest(1));
-    catalog.set_recipe(file, Some(RecipeFacts { bytes_on_disk: 512, needs: Some(vec![blob]) }));
-    let claim =
-        |since, uid| Claim { kind: ClaimKind::Tag, since, uid: Some(uid), roots: vec![Node::Recipe(file)] };
-    let mut payers = Payers::count(&catalog, &[claim(1, 7)]);
-    assert!(payers.are_of(&catalog));
-    catalog.set_blob(blob, Some(BlobFacts { length: 4, bytes_on_disk: 4096 }));
-    assert!(payers.are_of(&catalog), "it has only grown");
+    catalog.set_blob(other, facts());
+    let mut payers = Payers::default();
+    assert!(payers.add_latest(&catalog, &claim(1, 7)));
+    assert!(payers.are_of(&catalog), "nothing is missing that has appeared");
+    catalog.set_recipe(file, recipe());
+    assert!(!payers.are_of(&catalog), "the recipe has appeared");
+    payers = Payers::count(&catalog, &[claim(1, 7)]);
+    catalog.set_blob(blob, facts());
+    assert!(!payers.are_of(&catalog), "the blob has appeared");
+    payers = Payers::count(&catalog, &[claim(1, 7)]);
+    catalog.set_blob(digest(3), facts());
+    assert!(payers.are_of(&catalog), "it has only grown by what nothing keeps");
     assert!(payers.add_latest(&catalog, &claim(2, 8)));
-    assert_eq!((payers.charged_to(Some(7)), payers.charged_to(Some(8))), (512, 4096));
+    assert_eq!((payers.charged_to(Some(7)), payers.charged_to(Some(8))), (512 + 4096, 0));
     catalog.set_blob(blob, None);
     assert!(!payers.are_of(&catalog));
 }
