@@ -40,7 +40,7 @@ pub(super) fn value(text: &str) -> Option<HeaderValue> {
 pub(super) struct ServerHeaders(Vec<(Origin, HeaderMap)>);
 
 impl ServerHeaders {
-    /// By the base URL of each server.
+    /// `configured` has the names and values of headers, by the base URL of each server.
     pub(super) fn new(configured: &BTreeMap<String, BTreeMap<String, String>>) -> Result<Self> {
         let unusable = |what: &str| RegistryError::Header { found: without_userinfo(what).into_owned() };
         let mut all = Vec::new();

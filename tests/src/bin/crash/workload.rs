@@ -130,8 +130,8 @@ impl Worker {
     /// acknowledgement: from then on the store must have the model, also if the command has not ended.
     fn move_copy(&self, name: &str, sample: &Sample) -> Outcome<()> {
         let copy = sample.path.with_file_name(format!("{name}.gguf"));
-        // By a process of its own: a child that another thread starts would have this process's copy open for a moment, and a
-        // file in use is refused.
+        // Another process copies the file. If this one did, a child that another thread starts at that moment would have the
+        // copy open too, and a move refuses a file that is in use.
         let copied = Command::new("cp").arg(&sample.path).arg(&copy).status()?;
         if !copied.success() {
             return Err(format!("{}: cannot be copied", copy.display()).into());

@@ -69,7 +69,7 @@ fn image_has_the_weights_and_is_made_again_with_the_same_bytes() {
     for key in ["digest", "form", "size", "sent_bytes", "files"] {
         assert_eq!(planned[key], pushed[key], "{key}");
     }
-    // Its layers are no files of the model, so a tensor index is of no use.
+    // The layers of an image are not the files of the model, so a tensor index is useless.
     assert!(weights.len() > 1 << 20 && pushed.get("index").is_none(), "{pushed}");
     assert_eq!(
         (&pushed["form"], registry.bytes_uploaded()),

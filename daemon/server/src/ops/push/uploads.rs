@@ -74,7 +74,7 @@ pub(super) struct Uploads<'u> {
     pub(super) manifest: &'u Manifest,
     pub(super) index: Option<NewTensorIndex>,
     pub(super) signatures: Vec<(Option<String>, NewSignature)>,
-    /// Of this upload, and of all transfers together.
+    /// The rate limits of this upload and of all transfers together.
     pub(super) limits: [RateLimit; 2],
     pub(super) deliveries: RefCell<BTreeMap<Digest, FileDelivery>>,
     pub(super) progress: Progress<'u>,
