@@ -160,7 +160,7 @@ fn rate_limit_of_a_transfer_applies_to_all_its_files_together() {
     let rate = format!("{}B", weights.len() / 3);
     let begun = Instant::now();
     transfer(&daemon, &from, &to, &["--limit-rate", &rate]);
-    // Three seconds' worth, of which the limit may let some pass at once.
+    // At this rate it takes three seconds; the limit may let a first part pass at once.
     assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
     check_pulled(&to, &weights);
 }

@@ -142,7 +142,7 @@ fn check_keyboard(browser: &mut Browser) {
         browser.press("Tab");
         browser.evaluate("window.reached.add(document.activeElement).add(document.activeElement.outerHTML)");
     }
-    // A table that has been drawn again meanwhile has equal controls in place of those that were marked.
+    // When a table is drawn again, equal controls replace those that were marked.
     let missed = browser.evaluate(
         "window.controls.filter((control) => !window.reached.has(control) && !window.reached.has(control.outerHTML))\
          .map((control) => control.outerHTML.slice(0, 99))",

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::Sender;
 use super::super::send_progress;
 use crate::running_pulls::PullWatch;
 
-/// Who is told of the steps: the client, and the table of what is in progress.
+/// The receivers of progress: the client, and the table of running pulls, pushes and transfers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Listeners<'l> {
     /// Receives progress. The work stops when the receiver is dropped.
