@@ -83,8 +83,8 @@ fn import_files(
     };
     let is_allowed = |name: &Reference| check_name(&title, name, terms.clone()).is_ok();
     let kept = target.clone().retaining(is_allowed);
+    signatures.keep(&ingest)?;
     let named = change.commit(ingest, kept, &manifest, Some(&origin), is_allowed)?;
-    signatures.keep()?;
     let imported = Imported {
         name: named.name,
         digest: manifest.digest(),

@@ -109,8 +109,9 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let Incoming { ingest, sources, corrected, notes, indexes, signatures, .. } = model;
     let ingest = ingest.with_name_origin(name_origin);
     let is_allowed = |name: &Reference| policy.check_source(&params.source, Some(name)).is_ok();
+    signatures.keep(&ingest, &manifest)?;
     let mut named = change.commit(ingest, target.clone(), &manifest, Some(&origin), is_allowed)?;
-    named.effects.notes.extend(notes.into_iter().chain(signatures.keep(&manifest)?));
+    named.effects.notes.extend(notes.into_iter().chain(signatures.note(&manifest)?));
     let Sources { downloaded_bytes, reused_bytes, already_stored_bytes, .. } = sources;
     Ok(PullDone {
         status: "success".to_owned(),

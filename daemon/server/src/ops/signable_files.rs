@@ -1,7 +1,7 @@
 //! The files of a model that a signature is over, and what a signature says about them.
 
 use blobd_client::protocol::signatures::{SignatureDetails, SignatureState};
-use blobd_store::{Store, StoredFile};
+use blobd_store::{Ingest, Store, StoredFile};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_paths::{self, paths};
@@ -11,6 +11,7 @@ use blobd_store_format::signature::{Bundle, ModelFile, SignedFile};
 use blobd_store_format::text::quoted;
 
 use super::OpError;
+use super::trust::known_archive;
 use crate::trust::NamedKey;
 
 /// The files of a model that its signatures list.
@@ -28,10 +29,23 @@ impl SignableFiles {
     /// All files except for the configuration of the manifest, with their paths in an export. Reads recipes of archives only,
     /// for the files in them.
     pub(crate) fn of_model(store: &Store, name: &Reference, manifest: &Manifest) -> Result<Self, OpError> {
+        Self::listed_by(name, manifest, |archive| Ok(Some(store.content().stored_file(archive)?)))
+    }
+
+    /// As [`Self::of_model`], for a model all of whose files have arrived in this ingest or were stored before.
+    pub(super) fn of_ingest(ingest: &Ingest, name: &Reference, manifest: &Manifest) -> Result<Self, OpError> {
+        Self::listed_by(name, manifest, |archive| known_archive(ingest.store(), archive, Some(ingest)))
+    }
+
+    fn listed_by(
+        name: &Reference,
+        manifest: &Manifest,
+        archive: impl Fn(&Descriptor) -> Result<Option<StoredFile>, OpError>,
+    ) -> Result<Self, OpError> {
         let mut found = Vec::new();
         for (file, name) in manifest.files().zip(manifest.names()).skip(1) {
-            let stored = file.media_type.archive_of_weights().is_some();
-            let stored = stored.then(|| store.content().stored_file(file)).transpose()?;
+            let is_archive = file.media_type.archive_of_weights().is_some();
+            let stored = is_archive.then(|| archive(file)).transpose()?.flatten();
             found.extend(parts(file, name, stored.as_ref())?);
         }
         Ok(Self::new(name, found))

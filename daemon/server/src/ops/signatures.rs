@@ -6,8 +6,9 @@ use blobd_client::protocol::signatures::{
     GivenKey, SignParams, SignatureReport, SignatureState, SignaturesParams, Signed,
 };
 use blobd_keys::PublicKey;
-use blobd_store::{Store, StoreError};
+use blobd_store::{Ingest, Store, StoreError};
 use blobd_store_format::digest::Digest;
+use blobd_store_format::manifest::Manifest;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::signature::{Bundle, SignatureError};
 use blobd_store_format::text::quoted;
@@ -88,15 +89,22 @@ fn add(store: &Store, trust: &Trust, manifest: Digest, bundle: &Bundle) -> Resul
     Ok(store.names().add_signature(manifest, bundle, is_by_other_key)?)
 }
 
-/// Keeps signatures that have come with a model.
-pub(super) fn add_all<'b>(
-    store: &Store,
+/// Keeps those of the signatures that are over the files of a model that arrives. That happens before the model gets its name:
+/// otherwise it would be refused as unsigned for a moment, and for ever if the daemon stopped in between.
+///
+/// If the model gets no name after all, the next collection removes them.
+pub(super) fn add_arriving(
+    ingest: &Ingest,
     trust: &Trust,
-    manifest: Digest,
-    bundles: impl IntoIterator<Item = &'b Bundle>,
+    (name, manifest): (&Reference, &Manifest),
+    bundles: &[Bundle],
 ) -> Result<(), OpError> {
-    for bundle in bundles {
-        match add(store, trust, manifest, bundle) {
+    let digest = manifest.digest();
+    // A collection that runs now keeps them.
+    ingest.lease().protect(digest);
+    let files = SignableFiles::of_ingest(ingest, name, manifest)?;
+    for bundle in bundles.iter().filter(|bundle| files.compare(bundle).is_ok()) {
+        match add(ingest.store(), trust, digest, bundle) {
             // The store has as many signatures by configured keys as it keeps for one model.
             Err(OpError::Store(StoreError::TooManySignatures { .. })) => {}
             added => drop(added?),

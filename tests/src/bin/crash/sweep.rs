@@ -32,7 +32,7 @@ use crate::{Outcome, Setup, invariants, requirements};
 
 mod operations;
 
-use operations::{OPERATIONS, Operation};
+use operations::{OPERATIONS, Operation, Signature};
 
 /// The system calls with which the store changes the disk. `strace` ignores those that this architecture
 /// lacks.
@@ -198,11 +198,12 @@ impl Fixture {
         Ok(fixture)
     }
 
-    /// Writes an archive with the model `NEW`, from a store of its own.
+    /// Writes an archive with the model `NEW` and its signature, from a store of its own.
     fn save_new(&self) -> Outcome<()> {
         let root = self.folder.path().join("saving");
         let blobd = self.blobd(&root);
         import(&blobd, &self.new, "new").succeeds();
+        blobd.run(self.arguments("sign new --key KEY")).succeeds();
         blobd.run(["save".as_ref(), "new".as_ref(), "-o".as_ref(), self.saved().as_os_str()]).succeeds();
         Ok(fs::remove_dir_all(root)?)
     }
@@ -411,13 +412,19 @@ impl Prepared<'_> {
         }
     }
 
-    /// I3 and I4: the model is signed if that was acknowledged; otherwise it is signed, or has no signature at all.
-    fn check_signature(&self, must_exist: bool) -> Outcome<()> {
-        if !self.operation.signs() {
+    /// I3 and I4: a signature that was acknowledged is there. Otherwise `sign` has added it whole or not at all, and a model
+    /// that comes with one has it as soon as it has a name.
+    fn check_signature(&self, is_acknowledged: bool) -> Outcome<()> {
+        let (name, must_exist) = match self.operation.signature() {
+            Signature::Unchanged => return Ok(()),
+            Signature::OfStored(name) => (name, is_acknowledged),
+            Signature::OfArriving(name) => (name, true),
+        };
+        if !invariants::exported_models(&self.blobd())?.contains_key(name) {
             return Ok(());
         }
         let verify = |options: &[&str]| {
-            let words = ["verify", "--signatures", "kept", "--json"];
+            let words = ["verify", "--signatures", name, "--json"];
             self.blobd().run(words.iter().chain(options))
         };
         let key = self.fixture.public_key();

@@ -9,7 +9,6 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::signature::Bundle;
 
 use crate::ops::policy::CallerPolicy;
-use crate::ops::signable_files::SignableFiles;
 use crate::ops::trust::KnownFiles;
 use crate::ops::{OpError, signatures, trust};
 use crate::trust::{AppliedRule, TrustMode};
@@ -66,11 +65,9 @@ impl<'p> Signatures<'p> {
         }
     }
 
-    /// Keeps them with the model, which has its name now.
-    pub(super) fn keep(&self) -> Result<(), OpError> {
+    /// Keeps them with the model, before it gets its name.
+    pub(super) fn keep(&self, ingest: &Ingest) -> Result<(), OpError> {
         let Some(manifest) = self.manifest.filter(|_| !self.bundles.is_empty()) else { return Ok(()) };
-        let files = SignableFiles::of_model(self.store, self.name, manifest)?;
-        let of_model = self.bundles.iter().filter(|bundle| files.compare(bundle).is_ok());
-        signatures::add_all(self.store, self.policy.trust(), manifest.digest(), of_model)
+        signatures::add_arriving(ingest, self.policy.trust(), (self.name, manifest), &self.bundles)
     }
 }

@@ -19,7 +19,6 @@ use blobd_store_format::source::PullSource;
 
 use super::source::{Pull, reporting_silence, unwanted};
 use crate::ops::new_model::NewFile;
-use crate::ops::signable_files::SignableFiles;
 use crate::ops::trust::{Compared, KnownFiles};
 use crate::ops::{OpError, signatures, trust};
 use crate::trust::{AppliedRule, TrustMode};
@@ -127,15 +126,20 @@ impl<'p> Signatures<'p> {
         }
     }
 
-    /// Keeps the signatures with the model, which has its name now. Returns what the user should know.
-    pub(super) fn keep(self, manifest: &Manifest) -> Result<Option<String>, OpError> {
-        let Self { pull, name, demand: Some(demand) } = self else { return Ok(None) };
-        let files = SignableFiles::of_model(pull.store, name, manifest)?;
-        let of_model = demand.fetched.bundles.iter().filter(|bundle| files.compare(bundle).is_ok());
-        signatures::add_all(pull.store, pull.policy.trust(), manifest.digest(), of_model)?;
-        let Some(flaw) = demand.flaw else { return Ok(None) };
-        trust::refuse_or_warn(demand.applied, name, manifest.digest(), &flaw)?;
-        Ok(Some(format!("{flaw}; {}", demand.applied.description())))
+    /// Keeps the signatures with the model, before it gets its name.
+    pub(super) fn keep(&self, ingest: &Ingest, manifest: &Manifest) -> Result<(), OpError> {
+        let Some(demand) = &self.demand else { return Ok(()) };
+        let bundles = &demand.fetched.bundles;
+        signatures::add_arriving(ingest, self.pull.policy.trust(), (self.name, manifest), bundles)
+    }
+
+    /// What the user should know about them once the model has its name.
+    pub(super) fn note(self, manifest: &Manifest) -> Result<Option<String>, OpError> {
+        let Self { name, demand: Some(Demand { applied, flaw: Some(flaw), .. }), .. } = self else {
+            return Ok(None);
+        };
+        trust::refuse_or_warn(applied, name, manifest.digest(), &flaw)?;
+        Ok(Some(format!("{flaw}; {}", applied.description())))
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) struct Operation {
     /// Commands that prepare the store.
     pub(super) before: &'static [&'static str],
     /// The command. `NEW` and the other placeholders stand for the paths of models, `at:NEW` for the reference to pull,
-    /// `in:NEW` for a folder with a copy of the model, `saved:NEW` for an archive that has it, `KEY` for a private key.
+    /// `in:NEW` for a folder with a copy of the model, `saved:NEW` for an archive that has it with its signature, `KEY` for a private key.
     pub(super) command: &'static str,
     /// The names that it changes, in the order in which the changes become durable, each with the placeholder of the model
     /// that the name then stands for; an empty one if the name is removed.
@@ -109,7 +109,20 @@ impl Operation {
         self.command.contains("--move")
     }
 
-    pub(super) fn signs(&self) -> bool {
-        self.command.starts_with("sign ")
+    pub(super) fn signature(&self) -> Signature {
+        match self.command.split_once(' ') {
+            Some(("sign", _)) => Signature::OfStored("kept"),
+            Some(("load", _)) => Signature::OfArriving("new"),
+            _ => Signature::Unchanged,
+        }
     }
+}
+
+/// The model that gets a signature by a command.
+pub(super) enum Signature {
+    Unchanged,
+    /// A stored one with this name.
+    OfStored(&'static str),
+    /// One that gets this name, and has come with its signature.
+    OfArriving(&'static str),
 }
