@@ -24,13 +24,15 @@ impl Mirrors {
                 host: host.clone(),
                 base: without_userinfo(base).into_owned(),
             };
-            let servers = bases.iter().map(|base| Registry::at(base).ok_or_else(|| unusable(base)));
+            let host_key = key(host);
+            let server = |base: &String| Some(Registry::at(base)?.mirroring(&host_key));
+            let servers = bases.iter().map(|base| server(base).ok_or_else(|| unusable(base)));
             let servers: Vec<Registry> = servers.collect::<Result<_, _>>()?;
             if servers.is_empty() {
                 return Err(unusable(""));
             }
             // A service can have several names; a mirror of one of them serves them all.
-            by_host.entry(key(host)).or_default().extend(servers);
+            by_host.entry(host_key).or_default().extend(servers);
         }
         Ok(Self { by_host, insecure: policy.insecure.clone() })
     }

@@ -73,6 +73,8 @@ pub(super) struct InvalidHost {
 pub(super) struct Registry {
     base: String,
     origin: Origin,
+    /// The host that it is a mirror of.
+    mirrored: Option<String>,
 }
 
 impl Registry {
@@ -86,7 +88,15 @@ impl Registry {
         let url = Url::parse(base).ok()?;
         let origin = Origin::from_url(&url)?;
         let well_formed = url.query().is_none() && url.fragment().is_none();
-        well_formed.then(|| Self { base: url.as_str().trim_end_matches('/').to_owned(), origin })
+        let base = url.as_str().trim_end_matches('/').to_owned();
+        well_formed.then_some(Self { base, origin, mirrored: None })
+    }
+
+    /// A server that replaces `host`. Unless it is that host itself, each URL of its registry says the host (`?ns=`), as those
+    /// of containerd do: a mirror of several registries knows by it which one is meant, and others ignore it.
+    pub(super) fn mirroring(self, host: &str) -> Self {
+        let mirrored = (!self.is_of(host)).then(|| host.to_owned());
+        Self { mirrored, ..self }
     }
 
     pub(super) fn origin(&self) -> &Origin {
@@ -117,7 +127,11 @@ impl Registry {
 
     /// The URL of `path` under this registry's `/v2/`.
     pub(super) fn url(&self, path: &str) -> Result<Url, InvalidHost> {
-        self.url_at(&format!("/v2/{path}"))
+        let mut url = self.url_at(&format!("/v2/{path}"))?;
+        if let Some(host) = &self.mirrored {
+            url.query_pairs_mut().append_pair("ns", host);
+        }
+        Ok(url)
     }
 
     /// The URL below the base for a path with a leading `/` and perhaps a query.
@@ -191,6 +205,22 @@ mod tests {
         assert!(!is_of("https://mirror.example", "registry.ollama.ai"));
         assert!(!is_of("http://127.0.0.1:4711", "127.0.0.1:4712"));
         assert!(!is_of("https://mirror.example", "a:b:c"));
+    }
+
+    #[test]
+    fn mirrors_are_told_the_host_and_the_host_itself_is_not() {
+        let url = |base: &str, host: &str, path: &str| {
+            Registry::at(base).unwrap().mirroring(host).url(path).unwrap().to_string()
+        };
+        assert_eq!(url("http://m/p", "registry.ollama.ai", "x"), "http://m/p/v2/x?ns=registry.ollama.ai");
+        assert_eq!(url("http://m", "r.example:5000", "x?n=1"), "http://m/v2/x?n=1&ns=r.example%3A5000");
+        assert_eq!(url("https://ghcr.io", "ghcr.io", "x"), "https://ghcr.io/v2/x");
+        assert_eq!(
+            url("https://registry-1.docker.io", "docker.io", "x"),
+            "https://registry-1.docker.io/v2/x"
+        );
+        let mirror = Registry::at("http://m").unwrap().mirroring("hf.co");
+        assert_eq!(mirror.url_at("/api/models/x").unwrap().as_str(), "http://m/api/models/x");
     }
 
     #[test]

@@ -31,7 +31,7 @@ async fn start(mirror: Mirror) -> Server {
     Server::start(move |seen, _| {
         Reply::Whole(match mirror {
             Tags if seen.path.contains("/tags/list") => ok(br#"{"tags":["8b-q4","8b-q8"]}"#),
-            Unlisted if seen.path.ends_with("/manifests/latest") => ok(manifest_json().as_bytes()),
+            Unlisted if seen.path.contains("/manifests/latest?") => ok(manifest_json().as_bytes()),
             Tags | Unlisted | Empty | Plain | Down => response(404, "", b""),
             Denied => response(401, "", b""),
             Broken => response(503, "", b""),

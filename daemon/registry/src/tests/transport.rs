@@ -129,7 +129,7 @@ async fn mirror_takes_the_place_of_a_registry() {
     let policy = RegistryPolicy { mirrors, ..RegistryPolicy::default() };
     let client = client_for(&policy, Proxies::default()).unwrap();
     client.manifest(&"tiny".parse().unwrap()).await.unwrap();
-    assert_eq!(mirror.paths(), ["/cache/v2/library/tiny/manifests/latest"]);
+    assert_eq!(mirror.paths(), ["/cache/v2/library/tiny/manifests/latest?ns=registry.ollama.ai"]);
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ pub const KEYS: &[Key] = &[
     fixed("socket_mode", r#"`"0660"` with a group, else `"0600"`"#,
         "the socket's permissions; whoever may write to it may connect"),
     key("mirrors", "none",
-        "a table: a registry's host, and the base URL to use in its place, or a list of them; a URL has no user and no password: `blobd login` saves them"),
+        "a table: a registry's host, and the base URL to use in its place, or a list of them; requests to `/v2/` of a mirror say the host (`?ns=HOST`); a URL has no user and no password: `blobd login` saves them"),
     key("peers.urls", "none",
         "base URLs of machines that are asked first for files whose digests are known, such as other blobds that [serve](SERVING.md) their models; a URL has no user and no password"),
     key("headers", "none",

@@ -47,6 +47,42 @@ fn mirrors_are_tried_in_order_until_one_has_the_model() {
     assert!(pull_with(&config(&[]), "tiny").code != 0);
 }
 
+/// A mirror of several registries knows by it which one is meant, such as Spegel.
+#[test]
+fn mirrors_are_told_the_registry_and_the_registry_itself_is_not() {
+    let model = ModelFile::dense(1);
+    let registry = registry_with(&model);
+    let asked = |registry: &FakeRegistry, config: &str, name: &str| -> Vec<String> {
+        let before = registry.requests().len();
+        pull_with(config, name).succeeds();
+        let requests = registry.requests().split_off(before);
+        requests.into_iter().map(|request| request.path).collect()
+    };
+    let of_ollama = format!("[mirrors]\n\"registry.ollama.ai\" = \"{}\"\n", registry.url());
+    let paths = asked(&registry, &of_ollama, "tiny");
+    let has_host = |path: &&String| path.ends_with("?ns=registry.ollama.ai");
+    let [of_registry, of_network] = [true, false].map(|is_registry| {
+        paths.iter().filter(move |path| path.starts_with("/v2/") == is_registry).collect::<Vec<_>>()
+    });
+    assert!(of_registry.iter().any(|path| path.contains("/manifests/")), "{paths:?}");
+    assert!(of_registry.iter().any(|path| path.contains("/blobs/")), "{paths:?}");
+    assert!(of_registry.iter().all(has_host), "{paths:?}");
+    // The URLs that a server redirects to are signed.
+    assert!(!of_network.is_empty() && !of_network.iter().any(|path| path.contains("ns=")), "{paths:?}");
+    let name = registry.name("library/tiny");
+    let host = registry.url().trim_start_matches("http://").to_owned();
+    let listed_itself = format!("[mirrors]\n\"{host}\" = \"{}\"\n", registry.url());
+    for config in ["", &listed_itself] {
+        let paths = asked(&registry, config, &name);
+        assert!(!paths.is_empty() && !paths.iter().any(|path| path.contains("ns=")), "{config}: {paths:?}");
+    }
+    let hub = FakeRegistry::start().unwrap();
+    hub.add_repository("me/x", &"1".repeat(40), &[("x-Q8_0.gguf", &model.bytes())]);
+    let paths = asked(&hub, &format!("[mirrors]\n\"hf.co\" = \"{}\"\n", hub.url()), "hf.co/me/x/x-Q8_0.gguf");
+    let of_api: Vec<_> = paths.iter().filter(|path| !path.starts_with("/v2/")).collect();
+    assert!(!of_api.is_empty() && !of_api.iter().any(|path| path.contains("ns=")), "{paths:?}");
+}
+
 /// The tags that there are help more than the mirror that is down, which is in the hint.
 #[test]
 fn nearest_tags_of_one_mirror_are_reported_although_another_is_down() {
