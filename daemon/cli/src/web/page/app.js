@@ -117,7 +117,7 @@ function actionsFor(model) {
 /** The button that stops a pull which this page has begun; none for others. */
 function stopButton(running) {
   const own = known.begun.pulls.findLast((begun) => begun.state === "running" && begun.source === running.source);
-  if (!canAct || !own || (running.pid > 0 && running.pid !== known.begun.pid)) return undefined;
+  if (!canAct || running.kind !== "pull" || !own || (running.pid > 0 && running.pid !== known.begun.pid)) return undefined;
   const button = actionButton(`stop ${own.id}`, "Stop …", "", () => dialog.open(stop(own, running)));
   button.setAttribute("aria-label", `Stop the pull of ${running.model}`);
   button.dataset.row = button.dataset.action;

@@ -146,15 +146,15 @@ export function limitPulls() {
   const set = (limit) => sent("limit", { bytes_per_second: limit });
   let before = null;
   return {
-    title: "Limit the speed of all pulls", confirm: "Set", check: "Check", isAsking: true, reason: whyNot("admin"),
+    title: "Limit the speed of all pulls and pushes", confirm: "Set", check: "Check", isAsking: true, reason: whyNot("admin"),
     fields: [{ id: "limit", ...RATE, hint: "Empty for no limit. It holds for all users, until the daemon stops." }],
     preview: async ({ limit }) => {
       before = checked(await ask("limit")).bytes_per_second;
-      return { effects: [`All pulls together: ${told(rate(limit))}; now: ${told(before)}.`], way: "Setting it again takes it back." };
+      return { effects: [`All pulls and pushes together: ${told(rate(limit))}; now: ${told(before)}.`], way: "Setting it again takes it back." };
     },
     run: async ({ limit }) => {
       const { bytes_per_second: now } = await set(rate(limit));
-      return { done: `All pulls together: ${told(now)}.`, back: { run: async () => ({ done: `All pulls together: ${told((await set(before)).bytes_per_second)}.` }) } };
+      return { done: `All pulls and pushes together: ${told(now)}.`, back: { run: async () => ({ done: `All pulls and pushes together: ${told((await set(before)).bytes_per_second)}.` }) } };
     },
   };
 }

@@ -1,10 +1,16 @@
-// What is in progress and in use: the strip that stays at the top, and the tables of pulls and of open models.
+// What is in progress and in use: the strip that stays at the top, and the tables of pulls, pushes and transfers and of open models.
 
 import { short } from "./families.js";
 import { bytes, duration, names, percent, plural, relative, user } from "./format.js";
 import { Table, made, progress } from "./tables.js";
 
 const find = (id) => document.getElementById(id);
+
+/** What is being done by a pull, a push or a transfer. */
+const DOING = { pull: "pulling", push: "pushing", transfer: "transferring" };
+
+/** Where the bytes come from, and where a push or a transfer sends them. */
+const ends = ({ source, destination }) => (destination ? `${source} → ${destination}` : source);
 
 /** More items would hide the page. */
 const MOST = 4;
@@ -25,13 +31,14 @@ export class Work {
   #actions;
   #pullTable = new Table(find("pulls"), [
     { title: "Model", text: (pull) => pull.model },
-    { title: "Done", cell: (pull) => progress(pull.completed_bytes, pull.total_bytes, `pull of ${pull.model}`) },
+    { title: "Done", cell: (pull) => progress(pull.completed_bytes, pull.total_bytes, `${pull.kind} of ${pull.model}`) },
+    { title: "Kind", isWide: true, text: (pull) => pull.kind },
     { title: "Bytes", number: true, isWide: true, text: (pull) => `${bytes(pull.completed_bytes)} of ${pull.total_bytes === null ? "–" : bytes(pull.total_bytes)}` },
     { title: "Speed", number: true, isWide: true, text: (pull) => `${bytes(pull.bytes_per_second)}/s` },
     { title: "Left", number: true, optional: true, isWide: true, text: (pull) => left(pull) || "–" },
     { title: "User", isWide: true, text: user },
     { title: "Since", short: true, isWide: true, text: (pull) => relative(pull.since) },
-    { title: "Source", isWide: true, text: (pull) => pull.source },
+    { title: "Source", isWide: true, text: ends },
     { title: "Now", isWide: true, text: (pull) => pull.status },
     { title: "Action", optional: true, text: (pull) => (this.#actions.stop(pull) ? "" : "–"), cell: (pull) => this.#actions.stop(pull) ?? "–" },
   ]);
@@ -46,7 +53,7 @@ export class Work {
     { title: "Action", optional: true, text: (session) => (this.#actions.release(session) ? "" : "–"), cell: (session) => this.#actions.release(session) ?? "–" },
   ]);
 
-  /** `onEnd` is called when a pull has ended. `actions` has the buttons that stop a pull and release a session, if there are any, and is told that they were drawn. */
+  /** `onEnd` is called when a pull, a push or a transfer has ended. `actions` has the buttons that stop a pull and release a session, if there are any, and is told that they were drawn. */
   constructor(onEnd, actions) {
     [this.#onEnd, this.#actions] = [onEnd, actions];
   }
@@ -55,14 +62,13 @@ export class Work {
     return this.#sessions;
   }
 
-  showPulls({ pulls: all }) {
-    const pulls = all.filter(({ kind }) => kind === "pull");
+  showPulls({ pulls }) {
     this.#pulls = pulls;
     this.#pullTable.show(pulls);
     find("pulls-section").hidden = pulls.length === 0;
-    const running = new Map(pulls.map((pull) => [`${pull.model} ${pull.since}`, pull.model]));
-    const begun = [...running].filter(([id]) => !this.#running.has(id)).map(([, model]) => `pull of ${model} begins`);
-    const ended = [...this.#running].filter(([id]) => !running.has(id)).map(([, model]) => `pull of ${model} has ended`);
+    const running = new Map(pulls.map((pull) => [`${pull.kind} ${pull.model} ${pull.since}`, `${pull.kind} of ${pull.model}`]));
+    const begun = [...running].filter(([id]) => !this.#running.has(id)).map(([, work]) => `${work} begins`);
+    const ended = [...this.#running].filter(([id]) => !running.has(id)).map(([, work]) => `${work} has ended`);
     this.#running = running;
     // Only changes are read aloud, not every step of the progress.
     if (begun.length + ended.length > 0) find("pulls-live").textContent = [...begun, ...ended].join("; ");
@@ -140,10 +146,10 @@ function pullItem(pull) {
   if (left(pull)) texts.push(`${left(pull)} left`);
   if (pull.state === "waiting" || pull.state === "queued") texts.push(pull.status);
   const bar = progress(pull.completed_bytes, pull.total_bytes, `progress of ${pull.model}`);
-  return made("li", ["pulling ", made("strong", short(pull.model)), ` ${texts.join(" · ")} `, bar]);
+  return made("li", [`${DOING[pull.kind]} `, made("strong", short(pull.model)), ` ${texts.join(" · ")} `, bar]);
 }
 
-/** How long a pull will take at the speed of now; empty if that is not known. */
+/** How long it will take at the speed of now; empty if that is not known. */
 function left({ total_bytes: total, completed_bytes: done, bytes_per_second: speed }) {
   return total && speed > 0 && total > done ? duration((total - done) / speed) : "";
 }

@@ -1,6 +1,7 @@
 //! Pulls on the page: their size before they begin, their progress, their end; newer versions; leases.
 
 use std::fs;
+use std::process::Stdio;
 use std::time::Duration;
 
 use blobd_tests::browser::Browser;
@@ -123,6 +124,29 @@ fn pulled_again(browser: &mut Browser, visit: &Visit, source: &str) {
     browser.press("Enter");
     browser.wait_for("document.getElementById('action-problem').checkVisibility()");
     assert!(visit.daemon.client().running_pulls().unwrap().pulls.is_empty());
+}
+
+/// The strip, the table and what is read aloud name a push as what it is.
+#[test]
+fn push_is_shown_while_it_runs_and_cannot_be_stopped_here() {
+    let Some(mut browser) = Browser::start() else { return };
+    let browser = &mut browser;
+    let visit = Visit::new(browser, &[]);
+    let file = ModelFile::dense_of(1, 2, 128).write_to(visit.daemon.scratch(), "tiny.gguf");
+    visit.daemon.command().run(["import", file.to_str().unwrap(), "--name", "tiny"]).succeeds();
+    let registry = FakeRegistry::start().unwrap();
+    let destination = registry.name("team/tiny:1");
+    let mut push = visit.daemon.command().command();
+    push.args(["push", "tiny", &destination, "--limit-rate", "1KB"]).stdout(Stdio::null());
+    let mut push = push.stderr(Stdio::null()).spawn().unwrap();
+    browser.wait_for("document.querySelector('#strip-items')?.textContent.includes('pushing tiny')");
+    browser.wait_for("document.getElementById('pulls-live').textContent === 'push of tiny:latest begins'");
+    let row = browser.evaluate("document.querySelector('#pulls tbody tr').textContent").to_string();
+    assert!(row.contains("push") && row.contains(&format!("tiny:latest → {destination}")), "{row}");
+    assert_eq!(browser.evaluate("document.querySelectorAll('#pulls button').length"), 0);
+    push.kill().unwrap();
+    push.wait().unwrap();
+    browser.wait_for("document.getElementById('pulls-live').textContent === 'push of tiny:latest has ended'");
 }
 
 #[test]
