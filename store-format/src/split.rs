@@ -8,6 +8,7 @@
 //! the files then share.
 
 mod experts_of_files;
+mod joined;
 mod plan;
 #[cfg(test)]
 mod tests;

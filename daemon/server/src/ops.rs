@@ -33,6 +33,7 @@ mod policy;
 mod pull;
 mod push;
 mod served;
+mod shard_sets;
 mod signable_files;
 mod signatures;
 mod space;

@@ -124,7 +124,8 @@ pub(crate) struct TransferPlan {
 
 /// The disk space for the blobs that have none yet, and for the recipe.
 fn needed_bytes(store: &Store, plan: &SplitPlan, partial: &PartialFile, reused: &ReusedTensors) -> u64 {
-    let reused: BTreeSet<usize> = reused.candidates().iter().map(|candidate| candidate.blob).collect();
+    let whole = reused.candidates().iter().filter(|candidate| candidate.part_at.is_none());
+    let reused: BTreeSet<usize> = whole.map(|candidate| candidate.blob).collect();
     let blobs = plan.blobs().iter().enumerate();
     let new = blobs.filter(|(blob, _)| !reused.contains(blob) && !partial.has_begun(*blob));
     let sizes = new.map(|(_, planned)| planned.size).chain([recipe_bytes(plan)]);
@@ -367,6 +368,7 @@ impl Transfers {
         let head_of = near.filter(|_| has_reused_head).map(|similar| similar.model);
         assembler.note_models(reused.models().chain(head_of).collect())?;
         admit(ingest, &assembler)?;
+        reused.copy_parts(job, ingest.store(), &assembler)?;
         parts.iter().try_for_each(|(offset, bytes)| assembler.write(*offset, bytes))?;
         let from_peers = peer_tensors::fetch(job, &assembler, indexed.as_ref().filter(|_| whole.is_none()))?;
         let indexed = indexed.filter(|_| from_peers > 0 || !reused.candidates().is_empty());
@@ -416,7 +418,10 @@ impl Transfers {
         let reused = ReusedTensors::new(job, store, assembler.plan(), candidates)?;
         for candidate in reused.candidates() {
             ingest.lease().protect(candidate.digest);
-            assembler.take_stored(candidate.blob, candidate.digest);
+            // Parts are copied when space is reserved.
+            if candidate.part_at.is_none() {
+                assembler.take_stored(candidate.blob, candidate.digest);
+            }
         }
         Ok(reused)
     }

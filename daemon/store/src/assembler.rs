@@ -489,6 +489,11 @@ impl BlobWriter {
         Ok(())
     }
 
+    /// Removes what was written.
+    pub(crate) fn discard(self) -> Result<(), StoreError> {
+        self.assembler.discard()
+    }
+
     /// Ends the blob; [`StoreError::FileSize`] if bytes are missing.
     pub fn finish(self) -> Result<StagedBlob, StoreError> {
         let expected = self.assembler.plan().file_size();

@@ -29,8 +29,10 @@ use crate::{Store, StoreError};
 
 mod borrowed;
 mod commit;
+mod joined;
 
 pub use commit::{Committed, NewName};
+pub use joined::{BlobRange, Joined};
 
 /// One transaction: blobs and recipes are staged, then committed together with the tag that needs them. Without a
 /// commit, only what was already published remains, and is queued for deletion ([`crate::Liveness::condemn`]).

@@ -96,7 +96,7 @@ pub use content::surroundings::{ForeignGroup, ForeignOwner, Inodes, Mount, Owner
 pub use content::{Content, StoreEvents};
 pub use error::{DisplayPath, StoreError};
 pub use filesystem::{Durability, FileSystem};
-pub use ingest::{Committed, Ingest, NewName};
+pub use ingest::{BlobRange, Committed, Ingest, Joined, NewName};
 pub use ledger::Ledger;
 pub use ledger::charge_limit::{Account, ChargeLimit, Members, Payer, Pool};
 pub use liveness::charges::UserCharge;

@@ -13,7 +13,7 @@ use blobd_client::protocol::request::{ImportFile, ImportParams};
 mod folders;
 mod gguf;
 mod requests;
-mod shared_experts;
+pub(crate) mod shared_experts;
 
 /// The request for the import of these files.
 fn listing<'f>(name: &str, files: impl IntoIterator<Item = (&'f str, u64)>) -> ImportParams {

@@ -3,6 +3,7 @@
 mod archives;
 mod artifacts;
 mod cached;
+mod cut_experts;
 mod faults;
 mod files;
 mod folders;

@@ -27,6 +27,7 @@ use crate::running_pulls::PullState;
 use crate::transfer::{Flag, Job, RateLimit, Received, Silence, SmallFile, TransferError, TransferGuard};
 
 mod compare;
+mod cut_experts;
 mod indexes;
 mod plan;
 mod pulled_folder;
@@ -34,7 +35,9 @@ mod remote_model;
 mod reusable;
 mod signed;
 mod source;
+mod sources;
 
+use cut_experts::{CutExperts, ModelFile};
 use indexes::Indexes;
 pub(crate) use plan::plan_pull;
 use remote_model::{check_pull, refuse_without_layers};
@@ -48,6 +51,7 @@ use source::{
     reporting_silence, target_name, transfer_error, transfer_plan, verifying, version_of,
     with_stored_versions,
 };
+use sources::Sources;
 
 /// Pulls a model: its manifest, then every file that is not in the store. Blocks the calling thread.
 ///
@@ -80,7 +84,6 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     change.check(&target, |present| may_be(present, &remote))?;
     let ingest = change.begin(change.lease())?;
     let limit = RateLimit::new(params.limit_rate);
-    let sources = Sources::default();
     let mut model = Incoming {
         pull,
         indexes: Indexes::new(pull, remote.manifest()),
@@ -89,11 +92,12 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
         limit,
         ingest,
         reusable: &reusable,
-        sources,
+        sources: Sources::default(),
         present: RefCell::default(),
         corrected: Vec::new(),
         texts: pulled_folder::Texts::new(),
         notes: Vec::new(),
+        cut_experts: CutExperts::default(),
     };
     let (files, published, origin) = match remote {
         RemoteModel::Published(published) => {
@@ -106,11 +110,12 @@ fn pull_model(pull: Pull<'_>) -> Result<PullDone, OpError> {
     let origin = origin.map(|origin| PulledSource::record(&origin, &params.components));
     let origin = origin.unwrap_or_else(|| expiring_record(&params.source));
     let name_origin = NameOrigin { origin: Some(origin.clone()), source: followed_source(params) };
-    let Incoming { ingest, sources, corrected, notes, indexes, signatures, .. } = model;
+    let Incoming { ingest, sources, corrected, notes, indexes, signatures, cut_experts, .. } = model;
     let ingest = ingest.with_name_origin(name_origin);
     let is_allowed = |name: &Reference| policy.check_source(&params.source, Some(name)).is_ok();
     signatures.keep(&ingest, &manifest)?;
     let mut named = change.commit(ingest, target.clone(), &manifest, Some(&origin), is_allowed)?;
+    cut_experts.collect_pieces(store);
     named.effects.notes.extend(notes.into_iter().chain(signatures.note(&manifest)?));
     let Sources { downloaded_bytes, reused_bytes, already_stored_bytes, .. } = sources;
     Ok(PullDone {
@@ -151,33 +156,6 @@ pub(crate) fn pulls(running: &[PullState]) -> RunningPulls {
     RunningPulls { pulls: running.iter().map(row).collect() }
 }
 
-/// Where the bytes of a model's files come from. The numbers add up to the size of the files.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sources {
-    downloaded_bytes: u64,
-    reused_bytes: u64,
-    already_stored_bytes: u64,
-    /// Those reused bytes that a tensor index named.
-    indexed_bytes: u64,
-}
-
-impl Sources {
-    /// Adds a file of which `earlier_bytes` were stored before and `received_bytes` came over the network, including samples
-    /// and repeated requests. The rest was reused.
-    fn add(&mut self, size: u64, earlier_bytes: u64, received_bytes: u64) {
-        let earlier = earlier_bytes.min(size);
-        let downloaded = received_bytes.min(size.saturating_sub(earlier));
-        let reused = size.saturating_sub(earlier).saturating_sub(downloaded);
-        self.already_stored_bytes = self.already_stored_bytes.saturating_add(earlier);
-        self.downloaded_bytes = self.downloaded_bytes.saturating_add(downloaded);
-        self.reused_bytes = self.reused_bytes.saturating_add(reused);
-    }
-
-    const fn sum(self) -> u64 {
-        self.downloaded_bytes.saturating_add(self.reused_bytes).saturating_add(self.already_stored_bytes)
-    }
-}
-
 struct Incoming<'p> {
     pull: Pull<'p>,
     indexes: Indexes<'p>,
@@ -194,6 +172,7 @@ struct Incoming<'p> {
     texts: pulled_folder::Texts,
     /// What the user should know about the model.
     notes: Vec<String>,
+    cut_experts: CutExperts,
 }
 
 impl Incoming<'_> {
@@ -220,16 +199,33 @@ impl Incoming<'_> {
     fn take_model(&mut self, files: &[RemoteFile], published: Option<Manifest>) -> Result<Manifest, OpError> {
         let model = self.take_all(files)?;
         match published {
-            Some(manifest) => model.check_published(&mut self.ingest, &manifest).map(|()| manifest),
+            Some(manifest) => {
+                model.check_published(&mut self.ingest, &manifest)?;
+                let layers =
+                    manifest.files().cloned().zip(manifest.names().map(|name| name.map(str::to_owned)));
+                self.join_cut_experts(&layers.collect::<Vec<_>>())?;
+                Ok(manifest)
+            }
             None => {
                 // Whoever chooses the files knows that others are missing.
                 if !self.pull.params.components.have_patterns() {
                     let (name, files) = (self.reference.short(), model.files());
                     self.notes = pulled_folder::check(&self.ingest, &name, files, &self.texts)?;
                 }
-                model.compose(&mut self.ingest)
+                let files = model.files().iter().map(|file| (file.descriptor.clone(), file.name.clone()));
+                let files: Vec<ModelFile> = files.collect();
+                let manifest = model.compose(&mut self.ingest)?;
+                self.join_cut_experts(&files)?;
+                Ok(manifest)
             }
         }
+    }
+
+    fn join_cut_experts(&mut self, files: &[ModelFile]) -> Result<(), OpError> {
+        let name = self.reference.short();
+        self.cut_experts = CutExperts::join(self.pull, &mut self.ingest, (&name, files))?;
+        self.notes.extend(self.cut_experts.note());
+        Ok(())
     }
 
     fn take_all(&mut self, files: &[RemoteFile]) -> Result<NewModel, OpError> {

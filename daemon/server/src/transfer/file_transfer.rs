@@ -111,7 +111,10 @@ impl Transfer<'_> {
         if !candidates.is_empty() {
             tracing::debug!("{expected}: {} reused tensors may differ, downloading them", candidates.len());
             let assembler = self.shared.assembler();
-            candidates.iter().for_each(|candidate| assembler.forget_stored(candidate.blob));
+            candidates.iter().for_each(|candidate| match candidate.part_at {
+                None => assembler.forget_stored(candidate.blob),
+                Some(_) => assembler.forget_arrived(candidate.blob),
+            });
             self.indexed.iter().for_each(|indexed| indexed.forget_literals(assembler));
             self.refetched.extend(candidates);
             return Ok(Recheck::Some);

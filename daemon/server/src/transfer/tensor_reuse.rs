@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use blobd_registry::{RegistryClient, RegistryError, RemoteFile};
 use blobd_store::leases::Lease;
-use blobd_store::{FileReader, Store, StoreError, TagSummary};
+use blobd_store::{Assembler, CHUNK_BYTES, FileReader, Store, StoreError, TagSummary};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::{Recipe, TensorEntry};
 use blobd_store_format::reference::Reference;
@@ -29,6 +29,8 @@ pub(super) struct Candidate {
     pub(super) blob: usize,
     pub(super) digest: Digest,
     pub(super) size: u64,
+    /// Where the planned blob is in the stored one, if that is longer. The bytes are copied then.
+    pub(super) part_at: Option<u64>,
     /// The manifest of a model that has it.
     model: Digest,
     samples: usize,
@@ -37,7 +39,7 @@ pub(super) struct Candidate {
 impl Candidate {
     /// One that a tensor index names. `model` is the manifest of a model that has it.
     pub(super) const fn indexed(blob: usize, digest: Digest, size: u64, model: Digest) -> Self {
-        Self { blob, digest, size, model, samples: 0 }
+        Self { blob, digest, size, part_at: None, model, samples: 0 }
     }
 }
 
@@ -81,20 +83,22 @@ pub(super) fn candidates(
     similar_files: &[SimilarFile],
     plan: &SplitPlan,
 ) -> Result<Vec<Candidate>, StoreError> {
-    let mut found: BTreeMap<usize, (Digest, Digest)> = BTreeMap::new();
+    let mut found: BTreeMap<usize, (Digest, u64, Digest)> = BTreeMap::new();
     for SimilarFile { recipe, model } in similar_files {
         // A more similar file has priority.
-        for (blob, digest) in same_tensors(plan, recipe) {
-            found.entry(blob).or_insert((digest, *model));
+        for (blob, (digest, offset)) in same_tensors(plan, recipe) {
+            found.entry(blob).or_insert((digest, offset, *model));
         }
     }
     let mut candidates = Vec::new();
-    for (blob, (digest, model)) in found {
+    for (blob, (digest, offset, model)) in found {
         let size = plan.blobs().get(blob).map_or(0, |planned| planned.size);
         // Before the check, so that no collection deletes it in between.
         lease.protect(digest);
-        if size > 0 && store.content().blob_size(digest)? == Some(size) {
-            candidates.push(Candidate { blob, digest, size, model, samples: 0 });
+        let stored = store.content().blob_size(digest)?.unwrap_or_default();
+        if size > 0 && offset.checked_add(size).is_some_and(|end| end <= stored) {
+            let part_at = Some(offset).filter(|_| size != stored);
+            candidates.push(Candidate { blob, digest, size, part_at, model, samples: 0 });
         }
     }
     let all = candidates.iter().map(|candidate| candidate.size).fold(0, u64::saturating_add);
@@ -143,26 +147,26 @@ pub(super) fn models_by_similarity(
     Ok(models)
 }
 
-/// Finds the planned blobs whose tensors a stored file has too, all in one blob, with the same name, type, shape and
-/// offset.
-fn same_tensors(plan: &SplitPlan, recipe: &Recipe) -> BTreeMap<usize, Digest> {
+/// Finds the planned blobs whose tensors a stored file has too, with the same names, types and shapes, all in one blob and
+/// there at the same distances. Returns that blob, and the offset of the planned one in it: a group of experts that shards
+/// have parts of is one blob.
+fn same_tensors(plan: &SplitPlan, recipe: &Recipe) -> BTreeMap<usize, (Digest, u64)> {
     let stored: BTreeMap<&str, &TensorEntry> =
         recipe.tensors().iter().map(|entry| (entry.name.as_str(), entry)).collect();
-    let mut found: BTreeMap<usize, Option<Digest>> = BTreeMap::new();
+    let mut found: BTreeMap<usize, Option<(Digest, u64)>> = BTreeMap::new();
     for tensor in plan.tensors() {
         let Some(blob) = tensor.blob else { continue };
         let same = stored.get(tensor.name.as_str()).filter(|entry| {
-            entry.type_name == tensor.type_name
-                && entry.shape == tensor.shape
-                && (entry.size, entry.offset) == (tensor.size, tensor.offset_in_blob)
+            entry.type_name == tensor.type_name && entry.shape == tensor.shape && entry.size == tensor.size
         });
-        let digest = same.map(|entry| entry.digest);
-        let common = found.entry(blob).or_insert(digest);
-        if *common != digest {
+        let place =
+            same.and_then(|entry| Some((entry.digest, entry.offset.checked_sub(tensor.offset_in_blob)?)));
+        let common = found.entry(blob).or_insert(place);
+        if *common != place {
             *common = None;
         }
     }
-    found.into_iter().filter_map(|(blob, digest)| Some((blob, digest?))).collect()
+    found.into_iter().filter_map(|(blob, place)| Some((blob, place?))).collect()
 }
 
 impl ReusedTensors {
@@ -205,6 +209,35 @@ impl ReusedTensors {
 
     pub(super) fn candidates(&self) -> &[Candidate] {
         &self.candidates
+    }
+
+    /// Copies the bytes of those that are parts of longer blobs, as if they had been downloaded.
+    pub(super) fn copy_parts(
+        &self,
+        job: &Job<'_>,
+        store: &Store,
+        assembler: &Assembler,
+    ) -> Result<(), TransferError> {
+        let (plan, places) = (assembler.plan(), BlobPlaces::new(assembler.plan()));
+        let parts = self.candidates.iter().filter_map(|candidate| Some((candidate, candidate.part_at?)));
+        for (Candidate { blob, digest, size, .. }, part_at) in parts {
+            let mut stored = FileReader::for_blob(store.content(), *digest, part_at.saturating_add(*size));
+            for segment in places.segments(plan, *blob) {
+                let Target::Blob { offset_in_blob, .. } = segment.target else { continue };
+                let mut done = 0;
+                while done < segment.length {
+                    let length = (segment.length - done).min(CHUNK_BYTES as u64);
+                    let start = part_at.saturating_add(offset_in_blob).saturating_add(done);
+                    let bytes = stored.read_range(start..start.saturating_add(length))?;
+                    assembler.write(segment.offset_in_file.saturating_add(done), &bytes)?;
+                    done = done.saturating_add(length);
+                }
+            }
+            if !(job.report)(assembler.arrived_bytes()) {
+                return Err(TransferError::Unwanted);
+            }
+        }
+        Ok(())
     }
 
     /// The manifests of the models whose tensors are reused.
@@ -310,7 +343,9 @@ fn samples(
     (plan, places): (&SplitPlan, &BlobPlaces),
     candidate: &Candidate,
 ) -> Result<Vec<Sample>, StoreError> {
-    let mut blob = FileReader::for_blob(store.content(), candidate.digest, candidate.size);
+    let part_at = candidate.part_at.unwrap_or_default();
+    let end = part_at.saturating_add(candidate.size);
+    let mut blob = FileReader::for_blob(store.content(), candidate.digest, end);
     let own = places.segments(plan, candidate.blob).filter_map(|segment| match segment.target {
         Target::Blob { offset_in_blob, .. } => Some((segment.offset_in_file, segment.length, offset_in_blob)),
         Target::Literal { .. } => None,
@@ -327,7 +362,7 @@ fn samples(
         let seed = Digest::of(format!("{} {number}", candidate.digest).as_bytes());
         let random = seed.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let within = random % (length - wanted + 1);
-        let start = offset_in_blob + within;
+        let start = part_at.saturating_add(offset_in_blob + within);
         let stored = blob.read_range(start..start.saturating_add(wanted))?;
         samples.push(Sample { offset_in_file: offset_in_file + within, stored });
     }
@@ -347,7 +382,7 @@ mod tests {
     use super::*;
 
     fn candidate(blob: usize, size: u64) -> Candidate {
-        Candidate { blob, digest: Digest::of(&[0]), size, model: Digest::of(&[1]), samples: 1 }
+        Candidate { blob, digest: Digest::of(&[0]), size, part_at: None, model: Digest::of(&[1]), samples: 1 }
     }
 
     #[test]

@@ -19,14 +19,14 @@ use serde_json::{Value as Json, json};
 use super::{import_listed, listing, opened};
 
 /// Name, shape and content of each tensor.
-type Tensors = Vec<(String, Vec<u64>, Vec<u8>)>;
+pub(crate) type Tensors = Vec<(String, Vec<u64>, Vec<u8>)>;
 
 const EXPERTS: usize = 3;
 const EXPERT_BYTES: usize = 4096;
 const MATRICES: [&str; 2] = ["down_proj", "up_proj"];
 
 /// Sorted by expert, so that the end of a shard cuts the groups of both matrices.
-fn separate() -> Tensors {
+pub(crate) fn separate() -> Tensors {
     let mut tensors = vec![norm()];
     for expert in 0..EXPERTS {
         tensors.extend(MATRICES.map(|matrix| {
@@ -37,7 +37,7 @@ fn separate() -> Tensors {
     tensors
 }
 
-fn stacked() -> Tensors {
+pub(crate) fn stacked() -> Tensors {
     let stack = |matrix: &str| {
         let content = (0..EXPERTS).flat_map(|expert| expert_bytes(matrix, expert)).collect();
         (format!("model.layers.0.mlp.experts.{matrix}"), vec![EXPERTS as u64, 32, 64], content)
@@ -63,7 +63,7 @@ fn file_of(tensors: &[(String, Vec<u64>, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// A folder of these tensors, with shards that end before the tensors of these numbers.
-fn folder(tensors: &Tensors, cuts: &[usize]) -> ModelFolder {
+pub(crate) fn folder(tensors: &Tensors, cuts: &[usize]) -> ModelFolder {
     let mut folder = ModelFolder::default();
     folder.add("config.json", json!({ "model_type": "mixtral" }).to_string());
     if cuts.is_empty() {
@@ -234,7 +234,7 @@ fn damage_of_a_blob_that_shards_share_is_found_and_names_the_model() {
 }
 
 /// Half a MiB for each expert, so that most kills come while shards are read.
-fn large() -> Tensors {
+pub(crate) fn large() -> Tensors {
     let expert = |number: u64| {
         let name = format!("model.layers.0.mlp.experts.{number}.up_proj.weight");
         (name, vec![256, 1024], noise(number, "large", 512 << 10))

@@ -7,25 +7,19 @@ use std::collections::BTreeMap;
 
 use blobd_store::{CHUNK_BYTES, Ingest, SharedBlobs};
 use blobd_store_format::digest::{Digest, Hasher};
-use blobd_store_format::file_format::ModelHeader;
-use blobd_store_format::file_type::ShardName;
 use blobd_store_format::recipe::{Recipe, RecipeError};
-use blobd_store_format::split::{ExpertsOfFiles, PlaceInFiles, SharedGroups};
+use blobd_store_format::split::{PlaceInFiles, SharedGroups};
 
 use super::source::{FileFacts, ImportSource};
 use crate::ingest::{BegunFile, IngestError};
+use crate::ops::shard_sets::ShardSets;
 
 /// Reads the headers. Files are known by their numbers.
 #[derive(Default)]
 pub(super) struct ShardReader {
-    experts: ExpertsOfFiles,
-    sets: BTreeMap<SetName, usize>,
+    sets: ShardSets,
     seen: BTreeMap<usize, Seen>,
 }
-
-/// What the names, or the headers, of the shards of one file have in common: the rest of the name, and the number of
-/// shards.
-type SetName = (String, u64);
 
 /// A shard whose header was read.
 struct Seen {
@@ -48,16 +42,15 @@ impl ShardReader {
         file: &BegunFile<'_>,
     ) -> Result<(), IngestError> {
         let Some(header) = file.header() else { return Ok(()) };
-        let Some(set) = set_of(name, header) else { return Ok(()) };
-        let next = self.sets.len();
-        let set = *self.sets.entry(set).or_insert(next);
-        self.experts.add(set, number, &header.file_layout(facts.size)?);
+        if !self.sets.add((number, name), facts.size, header)? {
+            return Ok(());
+        }
         self.seen.insert(number, Seen { facts, header: Digest::of(header.bytes()) });
         Ok(())
     }
 
     pub(super) fn finish(self) -> Shards {
-        Shards { groups: self.experts.shared(), seen: self.seen, blobs: SharedBlobs::default() }
+        Shards { groups: self.sets.shared(), seen: self.seen, blobs: SharedBlobs::default() }
     }
 }
 
@@ -148,15 +141,4 @@ fn find_stored(
     // Before the check, or a collection could delete it in between.
     ingest.lease().protect(digest);
     Ok((content.blob_size(digest)? == Some(size)).then_some(digest))
-}
-
-/// The set that a file is a shard of: its header says so, or its name.
-fn set_of(name: &str, header: &dyn ModelHeader) -> Option<SetName> {
-    match header.shard() {
-        Some(shard) => (shard.count > 1).then(|| (header.format().name().to_owned(), shard.count)),
-        None => {
-            let shard = ShardName::from_path(name).filter(|shard| shard.count() > 1)?;
-            Some((shard.set().text(), shard.count() as u64))
-        }
-    }
 }
