@@ -41,7 +41,7 @@
 //! - Names: [`digest`], [`reference`](mod@reference), [`host`], [`glob`], [`name_pattern`], [`similar_names`], [`derived_name`],
 //!   [`served_name`];
 //!   what is pulled: [`source`], [`repository`], [`origin`].
-//! - A registry's records: [`descriptor`], [`manifest`], [`index`], [`tensor_index`], [`json_error`]; [`signature`]s.
+//! - A registry's records: [`descriptor`], [`manifest`], [`index`], [`tensor_index`], [`tensor_layers`], [`json_error`]; [`signature`]s.
 //! - Model files: [`file_format`] (the table of formats), [`gguf`], [`safetensors`], [`archive`], [`content_type`],
 //!   [`file_layout`], [`tensor`], [`expert`], [`file_type`]; files that belong together: [`model_folder`], [`shard_set`],
 //!   [`model_file`].
@@ -95,6 +95,7 @@ pub mod split;
 pub mod stored_file;
 pub mod tensor;
 pub mod tensor_index;
+pub mod tensor_layers;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod text;

@@ -44,6 +44,8 @@ pub enum PushForm {
     Docker,
     /// An OCI image of a container, with the files under `/models`.
     Image,
+    /// A layer for each tensor, which only blobds read.
+    Tensors,
 }
 
 impl PushForm {

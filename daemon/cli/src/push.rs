@@ -23,6 +23,7 @@ use crate::{ErrorBody, Reference};
   blobd push tiny:q4 lan:5000/tiny --insecure --limit-rate 20MB
   blobd push tiny:q4 lan:5000/ai/tiny --as docker       for Docker Model Runner
   blobd push tiny:q4 lan:5000/img/tiny --as image       for image volumes of Kubernetes
+  blobd push tiny:q4 lan:5000/team/tunes:q4 --tensors   for blobds alone, each tensor once
 
 The manifest that the registry gets has the same bytes as in the store, unless --as names another
 form; for an image, all files are read once before anything is sent. Files that the registry has
@@ -52,6 +53,9 @@ pub(super) struct Params {
     /// ordinary container image with the files under /models
     #[arg(long = "as", value_name = "FORM", default_value = "original")]
     form: Form,
+    /// Publish a layer for each tensor, which only blobds can pull; models there share equal tensors
+    #[arg(long, conflicts_with_all = ["form", "no_index"])]
+    tensors: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -78,7 +82,7 @@ pub(super) fn run(global: &Global, params: &Params) -> Result<(), ErrorBody> {
     let reference = only(global, &connected.client, &params.model)?;
     let Params { insecure, limit_rate, dry_run, no_index, .. } = *params;
     let destination = params.destination.clone();
-    let form = params.form.into();
+    let form = if params.tensors { PushForm::Tensors } else { params.form.into() };
     let request = PushParams { reference, destination, insecure, limit_rate, dry_run, no_index, form };
     let mut shown = Sending::new(global, dry_run);
     let pushed = connected.client.push(&request, |event| shown.show(event)).map_err(client_error);
@@ -160,6 +164,7 @@ fn form_of(pushed: &Pushed) -> &'static str {
         PushForm::Modelpack => " as modelpack",
         PushForm::Docker => " as docker",
         PushForm::Image => " as image",
+        PushForm::Tensors => " as tensors",
         _ => "",
     }
 }

@@ -18,7 +18,8 @@ use super::error::{FailureKind, RegistryError, Result};
 use super::huggingface::{HubListing, address};
 use super::listing::TreeFile;
 use super::manifest::nearest;
-use super::remote::{Chosen, ChosenFile, PublishedModel, RemoteFile, RemoteModel};
+use super::published::{Chosen, ChosenFile, PublishedModel, RemoteModel};
+use super::remote::RemoteFile;
 use super::server_reason::ServerReason;
 
 impl RegistryClient {
@@ -229,14 +230,14 @@ impl Hub<'_> {
             .collect();
         let chosen = Some(self.chosen_paths(choice));
         if missing.is_empty() && kept.len() == manifest.layers().len() {
-            return Ok(RemoteModel::Published(PublishedModel { manifest, elsewhere: Vec::new(), chosen }));
+            return Ok(RemoteModel::Published(PublishedModel { chosen, ..manifest.into() }));
         }
         let layers = kept.iter().map(|(layer, name)| ((*layer).clone(), name.map(str::to_owned)));
         let missing = missing.into_iter().map(|(file, name)| (file.clone(), Some((*name).to_owned())));
         let composed = Manifest::compose_named(manifest.config().clone(), layers.chain(missing).collect());
         let manifest =
             composed.map_err(|error| RegistryError::unusable(address(self.repository), error.to_string()))?;
-        Ok(RemoteModel::Published(PublishedModel { manifest, elsewhere, chosen }))
+        Ok(RemoteModel::Published(PublishedModel { elsewhere, chosen, ..manifest.into() }))
     }
 
     /// The chosen files with their media types, the weights first.

@@ -39,7 +39,7 @@
 //! that is used here for manifests.
 //!
 //! Modules, each group built on the next: sources (`resolve`, `hub_model`, `huggingface`, `web`, `manifest`);
-//! files and their bytes (`remote`, `part`, `stream`, `decoder`); uploads (`upload`), tensor indexes (`tensor_index`); one request (`request`, `auth`, `refusal`, `retry`,
+//! files and their bytes (`published`, `remote`, `part`, `stream`, `decoder`); uploads (`upload`), tensor indexes (`tensor_index`), models with a layer per tensor (`tensor_layers`); one request (`request`, `auth`, `refusal`, `retry`,
 //! `mirrors`); connections (`transport`, `server_headers`, `connector`, `proxy`, `address_scope`).
 
 // These macros panic if the descriptor cannot be written, such as a closed pipe.
@@ -67,6 +67,7 @@ mod part;
 mod peers;
 mod policy;
 mod proxy;
+mod published;
 mod refusal;
 mod regular_file;
 mod remote;
@@ -78,6 +79,7 @@ mod server_reason;
 mod signatures;
 mod stream;
 mod tensor_index;
+mod tensor_layers;
 
 #[cfg(test)]
 mod tests;
@@ -105,13 +107,14 @@ use self::peers::Peers;
 use self::policy::Limits;
 pub use self::policy::{DEFAULT_STALL_TIMEOUT, RegistryPolicy};
 pub use self::proxy::{Proxies, ProxyFault};
+pub use self::published::{Chosen, ChosenFile, PublishedModel, RemoteModel};
 pub use self::regular_file::{open_regular, read_regular};
-pub use self::remote::{Chosen, ChosenFile, KnownFile, PublishedModel, RemoteFile, RemoteModel};
+pub use self::remote::{ByteStream, KnownFile, RemoteFile};
 use self::retry::Counts;
 pub use self::retry::{FailureCounts, Retry, RetryPolicy};
 pub use self::server_reason::ServerReason;
 pub use self::signatures::{FetchedSignatures, NewSignature};
-pub use self::stream::{ByteStream, Sender};
+pub use self::stream::Sender;
 pub use self::tensor_index::{NewTensorIndex, PackedRecipe, PackedRecipeError};
 use self::token_cache::TokenCache;
 use self::transport::Transport;

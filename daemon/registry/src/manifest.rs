@@ -100,7 +100,7 @@ impl RegistryClient {
 }
 
 /// Refuses models that could be stored but not opened, before anything is downloaded.
-fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<()> {
+pub(super) fn refuse_unusable(reference: &Reference, manifest: &Manifest) -> Result<()> {
     for (file, name) in manifest.files().zip(manifest.names()) {
         if file.media_type.archive_of_weights() != Some(Archive::Unknown) {
             continue;

@@ -1,5 +1,7 @@
 //! Remote files on servers of any kind, and the requests for their bytes.
 
+mod byte_stream;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,12 +10,14 @@ use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::git_id::GitId;
 use blobd_store_format::host;
-use blobd_store_format::manifest::Manifest;
+use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use blobd_store_format::source::HubFile;
 use hyper::header::{HeaderValue, IF_RANGE, RANGE};
 use tokio::time::timeout;
 
+pub use self::byte_stream::ByteStream;
+pub(super) use self::byte_stream::SeparateBlobs;
 use super::content_encoding::ContentEncoding;
 use super::error::Result;
 use super::mirrors::first_of;
@@ -21,81 +25,9 @@ use super::origin::Registry;
 use super::part::PartContent;
 use super::peers::PATIENCE;
 use super::request::{Response, Target};
+use super::stream::BodyStream;
 use super::web_file::WebFile;
-use super::{ByteStream, RegistryClient, RegistryError, Sender};
-
-/// The result of resolving a source.
-#[derive(Debug)]
-pub enum RemoteModel {
-    /// A model that has a manifest.
-    Published(PublishedModel),
-    /// Files without a manifest: one file or the shards of one model, and its projector if it has one.
-    Files {
-        /// The files, shards in order.
-        files: Vec<RemoteFile>,
-        /// A permanent address from which the files can be pulled again, if one is known.
-        origin: Option<String>,
-        /// The choice, if the files were chosen from a repository.
-        chosen: Option<Chosen>,
-    },
-}
-
-impl RemoteModel {
-    /// The manifest, if it has one.
-    pub const fn manifest(&self) -> Option<&Manifest> {
-        match self {
-            Self::Published(published) => Some(&published.manifest),
-            Self::Files { .. } => None,
-        }
-    }
-}
-
-/// A model that has a manifest.
-#[derive(Debug)]
-pub struct PublishedModel {
-    /// The manifest, including components from the repository that the registry's own manifest does not name.
-    pub manifest: Manifest,
-    /// The files in the manifest that only the repository has, not the registry.
-    pub elsewhere: Vec<RemoteFile>,
-    /// The choice, if the model's files were chosen from a repository.
-    pub chosen: Option<Chosen>,
-}
-
-impl From<Manifest> for PublishedModel {
-    fn from(manifest: Manifest) -> Self {
-        Self { manifest, elsewhere: Vec::new(), chosen: None }
-    }
-}
-
-impl PublishedModel {
-    /// The remote file for a file of the manifest; `upstream` is the model at its registry.
-    pub fn remote(&self, upstream: &Reference, file: &Descriptor) -> RemoteFile {
-        let elsewhere = self.elsewhere.iter().find(|known| known.digest == Some(file.digest));
-        elsewhere.map_or_else(|| RemoteFile::layer(upstream, file), Clone::clone)
-    }
-}
-
-/// The files that were chosen from a repository.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
-    /// The files, the weights first.
-    pub files: Vec<ChosenFile>,
-    /// The number of weight files in the repository; of a GGUF model, the number of GGUF files.
-    pub listed: usize,
-    /// The number of files without weights that are pulled too, if the model is a folder.
-    pub beside: Option<usize>,
-    /// What the user should know about files that are left out, or stored whole because a pattern includes them.
-    pub notes: Vec<String>,
-}
-
-/// A file that was chosen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChosenFile {
-    /// The media type, which says what role the file has in the model.
-    pub media_type: MediaType,
-    /// Its path in the repository.
-    pub path: String,
-}
+use super::{RegistryClient, RegistryError, Sender};
 
 /// One file at a server. [`RegistryClient::open`] and [`RegistryClient::open_part`] return its bytes.
 #[derive(Clone, Debug)]
@@ -116,6 +48,8 @@ pub struct RemoteFile {
     user: Option<u32>,
     /// Whether only the whole file is requested, never a range.
     is_whole_only: bool,
+    /// What it consists of, if the registry has its blobs in its place.
+    separate: Option<Arc<SeparateBlobs>>,
 }
 
 /// A file at a URL that was pulled earlier.
@@ -177,6 +111,7 @@ impl RemoteFile {
             avoided,
             user,
             is_whole_only,
+            separate: None,
         }
     }
 
@@ -207,7 +142,22 @@ impl RemoteFile {
 
     /// A part of the file that is a blob of its own at other blobds, such as a tensor.
     pub fn part_with_digest(&self, digest: Digest, size: u64) -> Self {
-        Self { digest: Some(digest), size, validator: None, unchanged: None, git_id: None, ..self.clone() }
+        let whole = Self { separate: None, ..self.clone() };
+        Self { digest: Some(digest), size, validator: None, unchanged: None, git_id: None, ..whole }
+    }
+
+    pub(super) fn with_separate(self, separate: Option<Arc<SeparateBlobs>>) -> Self {
+        Self { separate, ..self }
+    }
+
+    /// The file, requested from the same servers last as another one.
+    pub(super) fn in_order_of(self, other: &Self) -> Self {
+        Self { avoided: other.avoided.clone(), ..self }
+    }
+
+    /// The recipe of a file that its registry has as separate blobs, and the bytes that were downloaded for it. Not trusted.
+    pub fn recipe(&self) -> Option<(&Arc<Recipe>, u64)> {
+        self.separate.as_ref().map(|blobs| (&blobs.recipe, blobs.recipe_bytes))
     }
 
     /// A copy of the file with a partial download that belongs to one user alone.
@@ -415,7 +365,28 @@ impl RegistryClient {
     }
 
     async fn open_at_any(&self, file: &RemoteFile, range: Option<Range<u64>>) -> Result<ByteStream> {
-        if let Some(stream) = self.open_at_peer(file, range.as_ref()).await {
+        match (&file.separate, &file.place) {
+            (Some(blobs), Location::Layer(reference)) => {
+                if let Some(stream) = self.open_body_at_peer(file, range.as_ref()).await {
+                    return Ok(stream.into());
+                }
+                if let Some(range) = range.as_ref().filter(|range| !file.contains(range)) {
+                    let found = format!("a file of {} bytes", file.size);
+                    return Err(file.range_differs(reference.host().to_owned(), found, range));
+                }
+                Box::pin(self.open_blobs(file, (reference, blobs), range)).await
+            }
+            _ => Ok(self.open_body(file, range.as_ref()).await?.into()),
+        }
+    }
+
+    /// Opens a file that a server has as such, or a part of it.
+    pub(super) async fn open_body(
+        &self,
+        file: &RemoteFile,
+        range: Option<&Range<u64>>,
+    ) -> Result<BodyStream> {
+        if let Some(stream) = self.open_body_at_peer(file, range).await {
             return Ok(stream);
         }
         let servers = match &file.place {
@@ -423,12 +394,16 @@ impl RegistryClient {
             Location::Web(web) => web.servers().to_vec(),
         };
         let servers = file.in_order(servers);
-        first_of(&servers, file.host(), |server| self.open_at(file, server, range.as_ref())).await
+        first_of(&servers, file.host(), |server| self.open_at(file, server, range)).await
     }
 
     /// The file from the first peer that has it. `None` without one: then the servers of its registry are asked, as they are if
     /// bytes of the file have been wrong before.
     pub async fn open_at_peer(&self, file: &RemoteFile, range: Option<&Range<u64>>) -> Option<ByteStream> {
+        self.open_body_at_peer(file, range).await.map(ByteStream::from)
+    }
+
+    async fn open_body_at_peer(&self, file: &RemoteFile, range: Option<&Range<u64>>) -> Option<BodyStream> {
         let digest = file.digest.filter(|_| file.avoided.is_none())?;
         let peers = &self.shared.peers;
         for (number, peer) in peers.for_file(digest) {
@@ -455,7 +430,7 @@ impl RegistryClient {
         file: &RemoteFile,
         server: &Registry,
         range: Option<&Range<u64>>,
-    ) -> Result<ByteStream> {
+    ) -> Result<BodyStream> {
         self.open_target(file, server, range, file.target(server)?).await
     }
 
@@ -465,7 +440,7 @@ impl RegistryClient {
         server: &'t Registry,
         range: Option<&Range<u64>>,
         mut target: Target<'t>,
-    ) -> Result<ByteStream> {
+    ) -> Result<BodyStream> {
         if let Some(range) = range {
             target = target.with(RANGE, range_header(file, server, range)?);
             // A server with another version then sends all of it, which is noticed at once.
@@ -512,7 +487,7 @@ impl RegistryClient {
     }
 
     /// The stream of a response that contains the whole file.
-    fn whole(&self, file: &RemoteFile, server: &Registry, response: Response) -> Result<ByteStream> {
+    fn whole(&self, file: &RemoteFile, server: &Registry, response: Response) -> Result<BodyStream> {
         let (version, page) = (file.check_version(&response), response.web_page());
         let stream = self.stream(file, server, response, file.size, None);
         // A web page or a wrong length is a better explanation than a changed version.
@@ -526,7 +501,7 @@ impl RegistryClient {
         server: &Registry,
         response: Response,
         range: &Range<u64>,
-    ) -> Result<ByteStream> {
+    ) -> Result<BodyStream> {
         file.check_version(&response)?;
         let length = range.end.saturating_sub(range.start);
         self.stream(file, server, response, length, Some(content_range(range, file.size)))
@@ -539,13 +514,13 @@ impl RegistryClient {
         response: Response,
         length: u64,
         content_range: Option<String>,
-    ) -> Result<ByteStream> {
+    ) -> Result<BodyStream> {
         let encoding = ContentEncoding::from_headers(response.headers());
         // A compressed archive is stored compressed, but many servers label it with `Content-Encoding`.
         let may_decode = content_range.is_none() && file.media_type.archive_of_weights().is_none();
         let body = response.into_body().with_encoding(encoding, length, may_decode);
         let limits = (&self.shared.limits, &self.counts);
-        ByteStream::open(body, server.name(), (file.subject(), length), content_range, limits)
+        BodyStream::open(body, server.name(), (file.subject(), length), content_range, limits)
     }
 }
 

@@ -1,10 +1,13 @@
 //! Resolves a source to a manifest or to files.
 
 use blobd_store_format::descriptor::Descriptor;
+use blobd_store_format::reference::Reference;
 use blobd_store_format::source::{Components, HubFile, PullSource};
 
+use super::artifacts::may_have_artifacts;
 use super::error::Result;
-use super::remote::{KnownFile, RemoteFile, RemoteModel, is_at_hub};
+use super::published::RemoteModel;
+use super::remote::{KnownFile, RemoteFile, is_at_hub};
 use super::{RegistryClient, RegistryError, ServerReason};
 
 impl RegistryClient {
@@ -32,7 +35,8 @@ impl RegistryClient {
             }
             _ if !components.are_default() => Err(RegistryError::NoChoice { subject: source.to_string() }),
             PullSource::Registry(reference) => {
-                Ok(RemoteModel::Published(self.manifest(reference).await?.into()))
+                let manifest = self.manifest(reference).await?;
+                Ok(RemoteModel::Published(self.with_separate_blobs(reference, manifest).await?))
             }
             PullSource::Url(url) => {
                 let (files, origin) = (self.web_files(url, known).await?, source.origin());
@@ -63,7 +67,10 @@ impl RegistryClient {
                     }
                     false => Ok(None),
                 };
-                return Ok(found.ok().flatten().unwrap_or_else(|| RemoteFile::layer(reference, file)));
+                return Ok(match found.ok().flatten() {
+                    Some(found) => found,
+                    None => self.layer_or_blobs(reference, file).await,
+                });
             }
             PullSource::Hub(hub) => self.hub_file(hub.repository(), hub.revision(), (file, path)).await?,
             PullSource::Url(url) => {
@@ -78,5 +85,18 @@ impl RegistryClient {
             host: "its server".to_owned(),
             reason: ServerReason::default(),
         })
+    }
+
+    /// A file of a model at its registry, which may have the file's blobs in its place.
+    async fn layer_or_blobs(&self, reference: &Reference, file: &Descriptor) -> RemoteFile {
+        let servers = self.shared.mirrors.for_model(reference);
+        if !servers.is_ok_and(|servers| servers.iter().any(may_have_artifacts)) {
+            return RemoteFile::layer(reference, file);
+        }
+        let published = async { self.with_separate_blobs(reference, self.manifest(reference).await?).await };
+        match published.await {
+            Ok(published) => published.remote(reference, file),
+            Err(_elsewhere) => RemoteFile::layer(reference, file),
+        }
     }
 }

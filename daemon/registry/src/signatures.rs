@@ -12,7 +12,8 @@ use super::artifacts::{NewArtifact, may_have_artifacts};
 use super::error::Result;
 use super::mirrors::first_of;
 use super::origin::Registry;
-use super::remote::{RemoteModel, is_at_hub};
+use super::published::RemoteModel;
+use super::remote::is_at_hub;
 use super::request::Target;
 use super::upload::{Delivery, Destination, is_absent};
 

@@ -17,10 +17,9 @@ use super::peers::{PATIENCE, PeerNumber, Peers};
 use super::policy::Limits;
 use super::retry::Counts;
 
-/// The bytes of a file, or of a part of it, as they arrive. The stream counts them but does not hash them: the caller
-/// must verify the digest.
+/// The bytes of one response's body, as they arrive.
 #[derive(Debug)]
-pub struct ByteStream {
+pub(super) struct BodyStream {
     body: ResponseBody,
     /// The file's name in errors.
     subject: String,
@@ -68,7 +67,7 @@ impl fmt::Display for Sender {
     }
 }
 
-impl ByteStream {
+impl BodyStream {
     /// Starts reading the body of a response from `server`. Fails if it announces another length than `length`.
     pub(super) fn open(
         body: ResponseBody,
@@ -116,7 +115,7 @@ impl ByteStream {
     /// # Errors
     /// [`RegistryError::SizeDiffers`] and [`RegistryError::RangeDiffers`] when there are more or
     /// fewer, [`RegistryError::Broken`] and [`RegistryError::Stalled`] when the connection fails.
-    pub async fn next(&mut self) -> Result<Option<Bytes>> {
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>> {
         // If the wanted range reaches the end of the body, read on to check that nothing follows.
         while self.body.received < self.wanted.end || self.wanted.end == self.length {
             let start = self.body.received;
@@ -131,17 +130,17 @@ impl ByteStream {
     }
 
     /// Whether this is the whole file rather than a part of it.
-    pub fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         self.content_range.is_none() && self.wanted == (0..self.length)
     }
 
     /// The server and host that send the bytes.
-    pub const fn sender(&self) -> &Arc<Sender> {
+    pub(super) const fn sender(&self) -> &Arc<Sender> {
         &self.sender
     }
 
     /// Bytes received over the network, including bytes before the range from a server that ignores ranges.
-    pub const fn received_bytes(&self) -> u64 {
+    pub(super) const fn received_bytes(&self) -> u64 {
         self.body.received
     }
 

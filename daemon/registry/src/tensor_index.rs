@@ -76,7 +76,7 @@ impl PackedRecipe {
     }
 }
 
-fn unpack(packed: &[u8]) -> Result<Vec<u8>, PackedRecipeError> {
+pub(super) fn unpack(packed: &[u8]) -> Result<Vec<u8>, PackedRecipeError> {
     let mut json = Vec::new();
     let limit = TensorIndex::MAX_UNPACKED_BYTES;
     Decoder::new(packed, Some(Compression::Zstd))?.take(limit + 1).read_to_end(&mut json)?;

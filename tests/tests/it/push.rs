@@ -2,6 +2,7 @@
 
 mod forms;
 mod image;
+mod tensors;
 mod third_party;
 mod transfer;
 

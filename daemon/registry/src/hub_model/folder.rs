@@ -13,7 +13,8 @@ use super::Hub;
 use crate::error::{RegistryError, Result};
 use crate::huggingface::{HubListing, address};
 use crate::listing::TreeFile;
-use crate::remote::{Chosen, ChosenFile, RemoteFile, RemoteModel};
+use crate::published::{Chosen, ChosenFile, RemoteModel};
+use crate::remote::RemoteFile;
 
 /// The most files of a model, as of an import.
 const MAX_FILES: usize = 4000;

@@ -6,6 +6,7 @@ mod form;
 mod image;
 mod passing_file;
 mod progress;
+mod tensors;
 mod uploads;
 
 use std::cell::RefCell;
@@ -28,6 +29,7 @@ use self::form::Published;
 use self::image::ImageLayer;
 pub(crate) use self::progress::Listeners;
 use self::progress::Progress;
+use self::tensors::SeparateLayers;
 use self::uploads::{Upload, UploadBytes, Uploads};
 use super::policy::CallerPolicy;
 use super::{OpError, damage};
@@ -69,6 +71,10 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
         destination = destination.mounting_from(source);
     }
     let stored = files(&model)?;
+    let separate = match params.form {
+        PushForm::Tensors => Some(SeparateLayers::new(&model, &stored)?),
+        _ => None,
+    };
     let (published, layers) = match params.form {
         PushForm::Image => image::image(store.content(), &model, listeners)?,
         form => {
@@ -76,8 +82,8 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
             (Published::new(form, &model, &facts)?, Vec::new())
         }
     };
-    // The layers of an image are not the model's files, so nobody could use an index of these.
-    let has_index = !params.no_index && params.form != PushForm::Image;
+    // The layers of an image are not the model's files, so nobody could use an index of these. A layer per tensor needs none.
+    let has_index = !params.no_index && !matches!(params.form, PushForm::Image | PushForm::Tensors);
     let index = has_index.then(|| tensor_index(&published.manifest, &stored, &destination)).flatten();
     // They are of the stored manifest and its files.
     let is_stored_form = published.config.is_none();
@@ -88,8 +94,11 @@ pub(crate) fn push(push: Push<'_>) -> Result<Pushed, OpError> {
         listeners,
         is_dry_run: params.dry_run,
         destination,
-        files: sources(stored, &layers, &published),
-        manifest: &published.manifest,
+        files: match &separate {
+            Some(separate) => separate.uploads(),
+            None => sources(stored, &layers, &published),
+        },
+        manifest: separate.as_ref().map_or(&published.manifest, |separate| &separate.manifest),
         index,
         signatures,
         limits: [RateLimit::new(params.limit_rate), limit.clone()],

@@ -196,6 +196,7 @@ pub(super) fn pushes(session: &mut Session, sample: &Sample) {
     for _ in 0..2 {
         session.ok("push", ["push", "base", &pushed, "--limit-rate", "1GB", "--no-index"]);
     }
+    session.ok("push --dry-run", ["push", "large", &pushed, "--tensors", "--dry-run"]);
     for form in ["original", "modelpack", "docker", "image"] {
         session.ok("push --dry-run", ["push", "large", &pushed, "--as", form, "--dry-run"]);
     }

@@ -42,7 +42,13 @@ impl<'p> Indexes<'p> {
         if let Some(known) = self.recipes.borrow().get(&digest) {
             return known.clone();
         }
-        let found = self.find(file, digest).map(Arc::new);
+        let found = match file.recipe() {
+            Some((recipe, bytes)) => {
+                self.downloaded_bytes.set(self.downloaded_bytes.get().saturating_add(bytes));
+                Some(Arc::clone(recipe))
+            }
+            None => self.find(file, digest).map(Arc::new),
+        };
         self.recipes.borrow_mut().insert(digest, found.clone());
         found
     }
