@@ -7,7 +7,9 @@
 #![no_main]
 
 use blobd_model::facts::ModelFacts;
-use blobd_store_format::file_format::{FormatError, HeaderReader, ModelHeader, Progress, read_header};
+use blobd_store_format::file_format::{
+    FormatError, HeaderReader, ModelHeader, Progress, read_header, stream_header,
+};
 use blobd_store_format::file_layout::{FileLayout, RangeContent};
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::split::{SplitPlan, Target};
@@ -18,7 +20,11 @@ fuzz_target!(|input: &[u8]| {
     let whole = read_header(bytes);
     let header = match (whole, read_in_portions(bytes, usize::from(*portion) + 1)) {
         (Ok(whole), Ok(portions)) => {
-            assert!(whole.bytes() == portions.bytes() && bytes.starts_with(whole.bytes()));
+            assert!(whole.bytes() == portions.bytes());
+            assert!(whole.bytes().is_some_and(|header| bytes.starts_with(header)));
+            let streamed = stream_header(&mut &bytes[..]).expect("memory").expect("the same header");
+            assert_eq!((streamed.digest(), streamed.size()), (whole.digest(), whole.size()));
+            assert_eq!(streamed.tensor_count(), whole.tensor_count());
             whole
         }
         (Err(whole), Err(portions)) => {
@@ -29,7 +35,7 @@ fuzz_target!(|input: &[u8]| {
     };
     let facts = ModelFacts::from_header(&*header);
     let _ = (facts.parameter_size(), header.metadata().count());
-    let (length, headed) = (bytes.len() as u64, header.bytes().len() as u64);
+    let (length, headed) = (bytes.len() as u64, header.size());
     for file_size in
         [0, length, headed, headed + 1, headed + 4096, headed + length, 1 << 40, i64::MAX as u64, u64::MAX]
     {

@@ -2,7 +2,7 @@
 //!
 //! A format is recognised by a file's first bytes, name or media type. [`HeaderReader`] parses the
 //! start of a file of any format into a [`ModelHeader`]: its [`FileLayout`], by which the file is
-//! split, and its metadata. To add a format, write a parser, a `FileFormat` like that in
+//! split, and its metadata. [`stream_header`] does the same in less memory. To add a format, write a parser, a `FileFormat` like that in
 //! `gguf_format`, and a line in `FORMATS`.
 
 mod gguf_format;
@@ -10,10 +10,12 @@ mod kind;
 mod safetensors_format;
 
 use std::fmt;
+use std::io::{self, Read};
 
 use self::kind::START_BYTES;
 pub use self::kind::{FileKind, FileOrigin, FoundFile};
 use crate::descriptor::MediaType;
+use crate::digest::Digest;
 use crate::file_layout::{FileLayout, LayoutError};
 use crate::gguf::{GgufError, Header};
 pub use crate::gguf::{MetadataValue, Progress};
@@ -40,7 +42,11 @@ pub struct FileFormat {
     /// the start of other files. At most one format recognises a file.
     is_start: fn(&[u8]) -> bool,
     parser: fn() -> Box<dyn FormatParser>,
+    read: HeaderFn,
 }
+
+/// Reads the header at the start of a file. The inner errors are those of the header.
+type HeaderFn = fn(&mut dyn Read) -> io::Result<Result<Box<dyn ModelHeader>, FormatError>>;
 
 const fn longest_header() -> u64 {
     let (mut longest, mut rest) = (0, FORMATS.as_slice());
@@ -167,10 +173,30 @@ pub fn read_header(bytes: &[u8]) -> Result<Box<dyn ModelHeader>, FormatError> {
     reader.finish()
 }
 
+/// Reads the header at the start of a file. Does not keep its bytes, unless the format needs them: a header of 100 MB that is
+/// mostly white space takes little memory.
+///
+/// # Errors
+/// Those of the file. The inner ones are those of the header.
+pub fn stream_header(file: &mut dyn Read) -> io::Result<Result<Box<dyn ModelHeader>, FormatError>> {
+    let mut start = Vec::with_capacity(START_BYTES);
+    file.take(START_BYTES as u64).read_to_end(&mut start)?;
+    match recognise(&start) {
+        Ok(format) => (format.read)(&mut start.as_slice().chain(file)),
+        Err(error) => Ok(Err(error)),
+    }
+}
+
 /// A validated header of any format.
 pub trait ModelHeader: fmt::Debug + Send + Sync {
-    /// The header's bytes, without padding.
-    fn bytes(&self) -> &[u8];
+    /// The header's bytes, without padding, if they were kept.
+    fn bytes(&self) -> Option<&[u8]>;
+
+    /// The digest of these bytes.
+    fn digest(&self) -> Digest;
+
+    /// How many these are.
+    fn size(&self) -> u64;
 
     /// Where the data section starts, in bytes from the start of the file.
     fn data_offset(&self) -> u64;
@@ -269,7 +295,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::digest::Digest;
     use crate::gguf::MAGIC;
     use crate::gguf::generate::file;
     use crate::recipe::Recipe;
@@ -298,7 +323,7 @@ mod tests {
             let size = sample.file.len() as u64;
             let expected = Header::parse(&sample.file).unwrap();
             for header in [read_header(&sample.file).unwrap(), read_in_pieces(&sample.file, &sizes).unwrap()] {
-                prop_assert_eq!(header.bytes(), expected.bytes());
+                prop_assert_eq!(header.bytes(), Some(expected.bytes()));
                 prop_assert_eq!(header.file_layout(size).unwrap(), expected.file_layout(size).unwrap());
                 prop_assert_eq!(header.tensor_count(), expected.tensors().len() as u64);
                 prop_assert_eq!(header.metadata().count(), expected.metadata().count());
@@ -482,7 +507,7 @@ mod tests {
             assert_eq!(reader.push(&[*byte]), Ok(Progress::NeedMore));
         }
         assert_eq!(reader.push(b" and more"), Ok(Progress::Done));
-        assert_eq!(reader.finish().unwrap().bytes(), file);
+        assert_eq!(reader.finish().unwrap().bytes(), Some(file.as_slice()));
         let too_long = [&100_000_001_u64.to_le_bytes()[..], b"{"].concat();
         assert!(read_header(&too_long).unwrap_err().is_unknown_format());
         let error = read_header(&file[..20]).unwrap_err();

@@ -21,12 +21,13 @@
 //! little-endian bytes, the header in JSON, then the data.
 //!
 //! Accepted is what version 0.8 of the library accepts, and it means the same tensors; `library_cases.tsv` has its
-//! verdicts. Beyond that, the constants of [`Header`] limit what a header may cost: it takes at most 64 MiB of memory
-//! besides its own bytes.
+//! verdicts. Beyond that, the constants of [`Header`] limit what a header may cost: it takes at most 64 MiB of memory,
+//! and [`Header::read`] does not keep the header's own bytes.
 
 mod dtype;
 mod header;
 mod json;
+mod stream;
 #[cfg(test)]
 mod tests;
 

@@ -4,13 +4,13 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::io::{self, Read};
 use std::ops::Range;
 
 use blobd_model::facts::ModelFacts;
 use blobd_store::{Assembler, CHUNK_BYTES, Ingest, RangeSource, SharedBlobs, StoreError};
 use blobd_store_format::digest::{Digest, Hasher};
-use blobd_store_format::file_format::{FileOrigin, FormatError, HeaderReader, ModelHeader, Progress};
+use blobd_store_format::file_format::{FileOrigin, FormatError, ModelHeader, stream_header};
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::split::{BlobPlaces, PlannedBlob, SharedPart, SplitPlan, Target};
 use bytes::Bytes;
@@ -116,7 +116,7 @@ pub(crate) fn begin_file<'f>(
         Err(IngestError::Format(_)) if accepted == Accepted::Any => (None, SplitPlan::whole(size)),
         begun => begun?,
     };
-    content.header = header.as_deref().map(|header| KnownHeader::new(header.bytes()));
+    content.header = header.as_deref().map(KnownHeader::new);
     content.is_begun = true;
     content.start = std::mem::take(&mut content.received).into();
     content.known = content.start.len() as u64;
@@ -154,7 +154,7 @@ impl BegunFile<'_> {
         if plan.is_whole() && size <= SMALL_BYTES {
             return ingest_small(ingest, content);
         }
-        // Takes the header, which may have 100 MB.
+        // Takes the header, whose tables the plan repeats.
         let facts = header.map_or_else(ModelFacts::default, |header| ModelFacts::from_header(&*header));
         let stored = admit(ingest, &plan, &mut content)?;
         ingest.expect_blobs(plan.blobs().len().saturating_sub(stored.len()) as u64);
@@ -372,19 +372,58 @@ impl IngestError {
     }
 }
 
-/// Reads the header in small steps, so that an invalid one is refused early.
 fn read_header(file: &mut Content<'_>) -> Result<Box<dyn ModelHeader>, IngestError> {
+    let mut start = HeaderStream {
+        file,
+        at: 0,
+        received: Bytes::new(),
+        step: HeaderStream::FIRST_STEP_BYTES,
+        failed: None,
+    };
+    let header = stream_header(&mut start);
+    match start.failed {
+        Some(error) => Err(error),
+        None => Ok(header.map_err(IngestError::Source)??),
+    }
+}
+
+/// The start of a file. It is read in small steps, so that an invalid header is refused early.
+struct HeaderStream<'s, 'c> {
+    file: &'s mut Content<'c>,
+    /// How much of the file was received.
+    at: u64,
+    /// The part of it that was not read.
+    received: Bytes,
+    step: u64,
+    failed: Option<IngestError>,
+}
+
+impl HeaderStream<'_, '_> {
     const FIRST_STEP_BYTES: u64 = 64 << 10;
     const LAST_STEP_BYTES: u64 = 1 << 20;
-    let mut reader = HeaderReader::new();
-    let (mut read, mut step) = (0, FIRST_STEP_BYTES);
-    loop {
-        let end = file.size.min(read + step);
-        file.request(read..end)?;
-        if reader.push(&file.receive()?)? == Progress::Done || end == file.size {
-            return Ok(reader.finish()?);
+
+    fn receive(&mut self) -> Result<Bytes, IngestError> {
+        let end = self.file.size.min(self.at.saturating_add(self.step));
+        let range = self.at..end;
+        (self.at, self.step) = (end, Self::LAST_STEP_BYTES.min(self.step.saturating_mul(2)));
+        if range.is_empty() {
+            return Ok(Bytes::new());
         }
-        (read, step) = (end, LAST_STEP_BYTES.min(step * 2));
+        self.file.request(range)?;
+        self.file.receive()
+    }
+}
+
+impl Read for HeaderStream<'_, '_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.received.is_empty() {
+            self.received = self.receive().map_err(|error| {
+                self.failed = Some(error);
+                io::Error::other("the file cannot be read")
+            })?;
+        }
+        let count = buffer.len().min(self.received.len());
+        self.received.split_to(count).as_ref().read(buffer)
     }
 }
 
@@ -463,7 +502,7 @@ fn range_of(start: &Bytes, range: &Range<u64>) -> Bytes {
     start.slice(place(range.start)..place(range.end))
 }
 
-/// A header that was parsed. Its digest replaces its bytes, which a file of many tensors leaves no memory for.
+/// A header that was parsed. Its digest replaces its bytes, which may be 100 MB.
 struct KnownHeader {
     digest: Digest,
     size: u64,
@@ -473,8 +512,8 @@ struct KnownHeader {
 }
 
 impl KnownHeader {
-    fn new(bytes: &[u8]) -> Self {
-        Self { digest: Digest::of(bytes), size: bytes.len() as u64, hash: Hasher::new(), hashed: 0 }
+    fn new(header: &dyn ModelHeader) -> Self {
+        Self { digest: header.digest(), size: header.size(), hash: Hasher::new(), hashed: 0 }
     }
 
     /// Refuses bytes of the file with which the header ends and is not what it was. Who reads a header again reads it in

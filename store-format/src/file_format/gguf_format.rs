@@ -1,6 +1,9 @@
 //! GGUF as a file format.
 
+use std::io::{self, Read};
+
 use super::{FileFormat, FileOrigin, FormatError, FormatParser, ModelHeader, Shard};
+use crate::digest::Digest;
 use crate::file_layout::{FileLayout, LayoutError};
 use crate::gguf::{GgufError, Header, HeaderParser, MAGIC, MAX_PADDED_HEADER_BYTES, MetadataValue, Progress};
 use crate::tensor::{TensorError, TensorFormat};
@@ -13,7 +16,24 @@ pub(super) static FORMAT: FileFormat = FileFormat {
     max_header_bytes: MAX_PADDED_HEADER_BYTES,
     is_start: |start| start.starts_with(&MAGIC),
     parser: || Box::new(HeaderParser::new()),
+    read,
 };
+
+/// The header refers to its own bytes, so it keeps them.
+fn read(file: &mut dyn Read) -> io::Result<Result<Box<dyn ModelHeader>, FormatError>> {
+    const CHUNK_BYTES: usize = 64 << 10;
+    let (mut parser, mut chunk) = (HeaderParser::new(), vec![0; CHUNK_BYTES]);
+    loop {
+        let count = file.read(&mut chunk)?;
+        let bytes = chunk.get(..count).unwrap_or_default();
+        match parser.push(bytes) {
+            Ok(Progress::NeedMore) if count > 0 => {}
+            Ok(_) => break,
+            Err(error) => return Ok(Err(error.into())),
+        }
+    }
+    Ok(FormatParser::finish(Box::new(parser)))
+}
 
 impl FormatParser for HeaderParser {
     fn push(&mut self, bytes: &[u8]) -> Result<Progress, FormatError> {
@@ -26,8 +46,16 @@ impl FormatParser for HeaderParser {
 }
 
 impl ModelHeader for Header {
-    fn bytes(&self) -> &[u8] {
-        self.bytes()
+    fn bytes(&self) -> Option<&[u8]> {
+        Some(self.bytes())
+    }
+
+    fn digest(&self) -> Digest {
+        Digest::of(self.bytes())
+    }
+
+    fn size(&self) -> u64 {
+        self.bytes().len() as u64
     }
 
     fn data_offset(&self) -> u64 {

@@ -1,6 +1,9 @@
 //! safetensors as a file format.
 
+use std::io::{self, Read};
+
 use super::{FileFormat, FormatError, FormatParser, ModelHeader, Shard, kind};
+use crate::digest::Digest;
 use crate::expert::safetensors::{expert_groups, stacked_experts};
 use crate::file_layout::{FileLayout, TensorRange};
 use crate::gguf::{MetadataValue, Progress};
@@ -16,7 +19,15 @@ pub(super) static FORMAT: FileFormat = FileFormat {
     max_header_bytes: Header::MAX_BYTES + Header::LENGTH_BYTES as u64,
     is_start: kind::is_safetensors,
     parser: || Box::new(Parser::default()),
+    read,
 };
+
+fn read(file: &mut dyn Read) -> io::Result<Result<Box<dyn ModelHeader>, FormatError>> {
+    Ok(match Header::read(file)? {
+        Ok((header, digest)) => Ok(Box::new(SafetensorsHeader { bytes: Bytes::Dropped { digest }, header })),
+        Err(error) => Err(error.into()),
+    })
+}
 
 /// Collects the header, whose length its first bytes state.
 #[derive(Debug, Default)]
@@ -45,14 +56,20 @@ impl FormatParser for Parser {
 
     fn finish(self: Box<Self>) -> Result<Box<dyn ModelHeader>, FormatError> {
         let header = Header::parse_start(&self.bytes)?;
-        Ok(Box::new(SafetensorsHeader { bytes: self.bytes, header }))
+        Ok(Box::new(SafetensorsHeader { bytes: Bytes::Kept(self.bytes), header }))
     }
 }
 
 #[derive(Debug)]
 struct SafetensorsHeader {
-    bytes: Vec<u8>,
+    bytes: Bytes,
     header: Header,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Kept(Vec<u8>),
+    Dropped { digest: Digest },
 }
 
 impl ModelHeader for SafetensorsHeader {
@@ -60,8 +77,22 @@ impl ModelHeader for SafetensorsHeader {
         &FORMAT
     }
 
-    fn bytes(&self) -> &[u8] {
-        &self.bytes
+    fn bytes(&self) -> Option<&[u8]> {
+        match &self.bytes {
+            Bytes::Kept(bytes) => Some(bytes),
+            Bytes::Dropped { .. } => None,
+        }
+    }
+
+    fn digest(&self) -> Digest {
+        match &self.bytes {
+            Bytes::Kept(bytes) => Digest::of(bytes),
+            Bytes::Dropped { digest } => *digest,
+        }
+    }
+
+    fn size(&self) -> u64 {
+        self.header.data_offset()
     }
 
     fn data_offset(&self) -> u64 {

@@ -1,11 +1,14 @@
 //! Parses, validates and writes a safetensors header.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read};
 
 use serde_json::{Map, Value, json};
 
 use super::json::{self, METADATA, RawHeader, RawTensor};
+use super::stream::HeaderBytes;
 use super::{Dtype, SafetensorsError};
+use crate::digest::Digest;
 use crate::tensor::Shape;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,12 +73,31 @@ impl Header {
     /// Parses the start of a file; bytes after the header are ignored. Names are any text up to
     /// [`MAX_NAME_BYTES`](Self::MAX_NAME_BYTES), never a path: escape them before they reach a terminal.
     pub fn parse_start(start: &[u8]) -> Result<Self, SafetensorsError> {
-        let truncated = |expected| SafetensorsError::Truncated { found: start.len() as u64, expected };
-        let (length, rest) = start.split_first_chunk().ok_or_else(|| truncated(Self::LENGTH_BYTES as u64))?;
-        let data_offset = Self::end(*length)?;
-        let json_bytes = usize::try_from(data_offset).unwrap_or(usize::MAX) - Self::LENGTH_BYTES;
-        let json = rest.get(..json_bytes).ok_or_else(|| truncated(data_offset))?;
-        let RawHeader { metadata, tensors: raw } = RawHeader::parse(json)?;
+        let mut rest = start;
+        match Self::read(&mut rest) {
+            Ok(read) => read.map(|(header, _digest)| header),
+            // Reading memory does not fail.
+            Err(_) => Err(SafetensorsError::Truncated { found: 0, expected: start.len() as u64 }),
+        }
+    }
+
+    /// As [`parse_start`](Self::parse_start), for a file that is read from its start: of its bytes, few are in memory at
+    /// once. Also returns the digest of the header's bytes, with their length.
+    ///
+    /// # Errors
+    /// Those of the file. The inner ones are those of the header.
+    pub fn read(file: &mut dyn Read) -> io::Result<Result<(Self, Digest), SafetensorsError>> {
+        let mut json = match HeaderBytes::open(file)? {
+            Ok(json) => json,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let raw = RawHeader::parse(&mut json)?;
+        let header = raw.and_then(|raw| Self::from_raw(raw, json.end()));
+        Ok(header.map(|header| (header, json.digest())))
+    }
+
+    fn from_raw(raw: RawHeader, data_offset: u64) -> Result<Self, SafetensorsError> {
+        let RawHeader { metadata, tensors: raw } = raw;
         let mut tensors = check_tensors(without_replaced(raw), data_offset)?;
         // Sorts an empty tensor before the one at the same offset.
         tensors.sort_by_key(|tensor| (tensor.offset_in_file, tensor.size));

@@ -2,14 +2,14 @@
 //!
 //! The same file must mean the same tensors to both, so their habits are the same: of a name that comes twice the last
 //! entry counts, unknown fields of a tensor are read and ignored, and fields and metadata that come twice are refused.
-//! What a header may cost in memory is limited while it is read.
+//! What a header may cost in memory is limited while it is read, and its own bytes are not kept.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
+use std::{fmt, io};
 
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
+use super::stream::HeaderBytes;
 use super::{Dtype, Limit, SafetensorsError};
 use crate::tensor::Shape;
 
@@ -39,47 +39,28 @@ pub(super) struct RawTensor {
 }
 
 impl RawHeader {
-    pub(super) fn parse(json: &[u8]) -> Result<Self, SafetensorsError> {
-        check_strings(json)?;
+    pub(super) fn parse(json: &mut HeaderBytes<'_>) -> io::Result<Result<Self, SafetensorsError>> {
         let mut budget = Budget::new();
-        let mut deserializer = serde_json::Deserializer::from_slice(json);
+        let mut deserializer = serde_json::Deserializer::from_reader(&mut *json);
         let header = deserializer.deserialize_map(HeaderVisitor(&mut budget));
         let header = header.and_then(|header| deserializer.end().map(|()| header));
-        header.map_err(|error| budget.refused.unwrap_or_else(|| refusal(json, &error)))
-    }
-}
-
-/// Refuses a string that is too long before the parser copies it.
-fn check_strings(json: &[u8]) -> Result<(), SafetensorsError> {
-    if json.len() <= MAX_TEXT_BYTES {
-        return Ok(());
-    }
-    let (mut start, mut is_escaped) = (None, false);
-    for (at, byte) in json.iter().enumerate() {
-        match (start, byte) {
-            (None, b'"') => start = Some(at),
-            (None, _) => {}
-            (Some(_), _) if is_escaped => is_escaped = false,
-            (Some(_), b'\\') => is_escaped = true,
-            (Some(_), b'"') => start = None,
-            (Some(from), _) if at.saturating_sub(from) > MAX_TEXT_BYTES => {
-                return Err(SafetensorsError::TooMany(Limit::Text));
-            }
-            (Some(_), _) => {}
+        let error = match header {
+            Ok(header) => return Ok(Ok(header)),
+            Err(error) => error,
+        };
+        match json.take_failure() {
+            Some(failure) => failure.map(Err),
+            None => Ok(Err(budget.refused.unwrap_or_else(|| refusal(json.last_offset(), &error)))),
         }
     }
-    Ok(())
 }
 
-fn refusal(json: &[u8], error: &serde_json::Error) -> SafetensorsError {
+fn refusal(offset: u64, error: &serde_json::Error) -> SafetensorsError {
     const SHOWN_CHARS: usize = 200;
     let text = error.to_string();
     let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(text, _place)| text);
     // The parser quotes unknown input, including control characters.
     let harmless = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
-    let lines = json.split_inclusive(|byte| *byte == b'\n').take(error.line().saturating_sub(1));
-    let before = lines.map(<[u8]>::len).fold(LENGTH_BYTES, usize::saturating_add);
-    let offset = before.saturating_add(error.column().saturating_sub(1)) as u64;
     SafetensorsError::Json { offset, reason: text.chars().take(SHOWN_CHARS).map(harmless).collect() }
 }
 
@@ -316,7 +297,7 @@ impl<'de> Visitor<'de> for DtypeVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawDtype, A::Error> {
-        let found = map.next_entry::<Text<'_>, ()>()?;
+        let found = map.next_entry::<Text, ()>()?;
         let (Text(name), ()) = found.ok_or_else(|| de::Error::invalid_length(0, &self))?;
         let dtype = DtypeVisitor.visit_str(&name)?;
         match map.next_key::<Ignored>()? {
@@ -326,10 +307,10 @@ impl<'de> Visitor<'de> for DtypeVisitor {
     }
 }
 
-/// A text without a copy, if it has no escapes.
-struct Text<'de>(Cow<'de, str>);
+/// A text. Unlike `String` it is refused as "a text".
+struct Text(String);
 
-impl<'de> Deserialize<'de> for Text<'de> {
+impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_str(TextVisitor)
     }
@@ -337,19 +318,15 @@ impl<'de> Deserialize<'de> for Text<'de> {
 
 struct TextVisitor;
 
-impl<'de> Visitor<'de> for TextVisitor {
-    type Value = Text<'de>;
+impl Visitor<'_> for TextVisitor {
+    type Value = Text;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text")
     }
 
-    fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Text<'de>, E> {
-        Ok(Text(Cow::Borrowed(text)))
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Text<'de>, E> {
-        Ok(Text(Cow::Owned(text.to_owned())))
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Text, E> {
+        Ok(Text(text.to_owned()))
     }
 }
 

@@ -1,8 +1,11 @@
 //! Valid and invalid headers: one case for each refusal, and properties of accepted headers.
 
+use std::io;
+
 use proptest::prelude::*;
 
 use super::*;
+use crate::digest::Digest;
 use crate::file_format::read_header;
 
 /// A file with this header and `data` bytes after it.
@@ -274,6 +277,47 @@ fn tables() -> impl Strategy<Value = Vec<(String, Dtype, Vec<u64>)>> {
     let dtype = prop::sample::select(vec![Dtype::F32, Dtype::BF16, Dtype::U32, Dtype::Bool, Dtype::I64]);
     let tensor = ("[a-z./\"\\\\ü]{1,12}", dtype, prop::collection::vec(0_u64..5, 0..4));
     prop::collection::vec(tensor, 0..8)
+}
+
+/// Gives a few bytes at a time, and fails at the end of what it has.
+struct Trickle<'b>(&'b [u8]);
+
+impl io::Read for Trickle<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let (part, rest) = self.0.split_at(self.0.len().min(buffer.len()).min(7000));
+        self.0 = rest;
+        buffer[..part.len()].copy_from_slice(part);
+        if part.is_empty() { Err(io::Error::other("broken")) } else { Ok(part.len()) }
+    }
+}
+
+#[test]
+fn header_that_is_read_in_pieces_is_the_same() {
+    let spaces = |count: usize| " \n\r\t".repeat(count / 4);
+    let long = spaces(17 << 20);
+    for (before, name) in [(spaces(8), "a"), (spaces(200_000), "a"), (long.clone(), "  \\\" a \\\\")] {
+        let json = format!("{before}{{{before}{}{before}}}{before}", entry(name, 0, 1));
+        let bytes = file(&json, 1);
+        let (header, digest) = Header::read(&mut Trickle(&bytes)).unwrap().unwrap();
+        assert_eq!(digest, Digest::of(&bytes[..bytes.len() - 1]));
+        assert_eq!(Ok(header), Header::parse_start(&bytes));
+    }
+    // The form feed is no white space of JSON, and spaces in a string are not left out.
+    let wrong = file(&format!("{{{long}\u{c}{}}}", entry("a", 0, 1)), 1);
+    let error = Header::read(&mut Trickle(&wrong)).unwrap().unwrap_err();
+    assert!(error.to_string().contains(&format!("at byte {} of the file", 9 + long.len())), "{error}");
+    let name = " ".repeat(Header::MAX_NAME_BYTES);
+    let bytes = file(&format!("{{{long}{}}}", entry(&name, 0, 1)), 1);
+    let (header, _) = Header::read(&mut Trickle(&bytes)).unwrap().unwrap();
+    assert!(header.tensor(&name).is_some());
+}
+
+#[test]
+fn file_that_cannot_be_read_is_no_wrong_header() {
+    let bytes = file(&format!("{{{}}}", entry("a", 0, 1)), 0);
+    for end in [0, 7, 8, 9, bytes.len() - 1] {
+        assert_eq!(Header::read(&mut Trickle(&bytes[..end])).unwrap_err().to_string(), "broken", "{end}");
+    }
 }
 
 proptest! {

@@ -61,6 +61,7 @@ mod listing;
 mod local_models;
 mod locking;
 mod log;
+mod long_headers;
 mod lookup;
 mod lost_names;
 mod lower_stores;

@@ -75,7 +75,7 @@ fn described(file: &File, size: u64, name: &str, path: &Path) -> Result<Describe
         Some(gguf) => MediaType::new(ModelKind::from_header(gguf).media_type()),
         None => layer_type(name, Some(TensorFormat::Safetensors)),
     };
-    let (name, content) = (Some(name.to_owned()), Some(header.bytes().to_vec()));
+    let (name, content) = (Some(name.to_owned()), header.bytes().map(<[u8]>::to_vec));
     Ok(DescribedFile { media_type, name, digest: None, size, content, path: Some(path.to_owned()) })
 }
 

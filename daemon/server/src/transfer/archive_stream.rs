@@ -212,7 +212,7 @@ impl<'s> ArchiveStream<'s> {
             Err(error) if error.is_unknown_format() => Ok(Start { bytes, header: None }),
             header => {
                 let header = header?;
-                self.admit_header(header.bytes().len() as u64)?;
+                self.admit_header(header.size())?;
                 Ok(Start { bytes, header: Some(header) })
             }
         }

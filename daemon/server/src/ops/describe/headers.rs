@@ -1,12 +1,13 @@
 //! Reads headers of stored files for descriptions, and decides which files are short texts, such as a template.
 
+use std::io::{self, Read};
 use std::ops::Deref;
 use std::sync::{LazyLock, PoisonError};
 
 use blobd_client::fit::FitContent;
 use blobd_store::{FileReader, Store};
 use blobd_store_format::descriptor::MediaType;
-use blobd_store_format::file_format::{HeaderReader, MAX_HEADER_BYTES, ModelHeader};
+use blobd_store_format::file_format::{HeaderReader, MAX_HEADER_BYTES, ModelHeader, stream_header};
 use blobd_store_format::recipe::Recipe;
 use blobd_store_format::reference::Reference;
 use tracing_mutex::stdsync::{Mutex, MutexGuard};
@@ -47,14 +48,41 @@ impl Deref for StoredHeader {
     }
 }
 
-/// Reads a split file's header; `None` if its recipe has none.
+/// Reads a split file's header, without keeping its bytes; `None` if its recipe has none.
 pub(in crate::ops) fn read_header(store: &Store, recipe: &Recipe) -> Result<Option<StoredHeader>, OpError> {
-    let turn = HeaderTurn::take(recipe.header().map_or(0, |(_, size)| size));
-    let header = read_in_turn(store, recipe, &turn)?;
+    let Some((digest, size)) = recipe.header() else { return Ok(None) };
+    let turn = HeaderTurn::take(size);
+    let file = FileReader::for_recipe(store.content(), recipe);
+    let mut start = HeaderStream { file, offset: 0, end: size.min(MAX_HEADER_BYTES), result: Ok(()) };
+    let header = stream_header(&mut start);
+    start.result?;
+    // Only an error of the file, which was returned, leaves no header.
+    let header = header.ok().transpose().map_err(|source| OpError::Damaged { digest, source })?;
     Ok(header.map(|header| StoredHeader { header, _turn: turn }))
 }
 
-/// Reads a split file's header for a thread that has its turn.
+/// The start of a stored file.
+struct HeaderStream<'s> {
+    file: FileReader<'s>,
+    offset: u64,
+    end: u64,
+    /// Why reading has failed.
+    result: Result<(), OpError>,
+}
+
+impl Read for HeaderStream<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let end = self.end.min(self.offset.saturating_add(buffer.len() as u64));
+        let bytes = self.file.read_range(self.offset..end).map_err(|error| {
+            self.result = Err(error.into());
+            io::Error::other("the blob cannot be read")
+        })?;
+        self.offset = end;
+        bytes.as_slice().read(buffer)
+    }
+}
+
+/// Reads a split file's header with its bytes, for a thread that has its turn.
 pub(in crate::ops) fn read_in_turn(
     store: &Store,
     recipe: &Recipe,

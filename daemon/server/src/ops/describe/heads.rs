@@ -106,7 +106,7 @@ fn head_content(
         let (Some((blob, _)), Some(header)) = (recipe.header(), read_header(store, recipe)?) else {
             return Ok(None);
         };
-        return Ok(Some(HeadContent { blob, bytes: header.bytes().len() as u64 }));
+        return Ok(Some(HeadContent { blob, bytes: header.size() }));
     }
     let descriptor = &file.descriptor;
     if let Some(header) = layers.read(store, file)? {
@@ -125,7 +125,7 @@ fn fit_content(
     let descriptor = &file.descriptor;
     if let Some(recipe) = &file.recipe {
         let header = read_in_turn(store, recipe, turn)?;
-        return Ok(header.and_then(|header| FitContent::from_header(header.bytes())));
+        return Ok(header.and_then(|header| FitContent::from_header(header.bytes()?)));
     }
     if FitContent::is_layer(&descriptor.media_type) {
         let header = layers.read(store, file)?;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use blobd_store::{CHUNK_BYTES, Ingest, SharedBlobs};
 use blobd_store_format::digest::{Digest, Hasher};
+use blobd_store_format::file_format::ModelHeader;
 use blobd_store_format::recipe::{Recipe, RecipeError};
 use blobd_store_format::split::{PlaceInFiles, SharedGroups};
 
@@ -45,7 +46,7 @@ impl ShardReader {
         if !self.sets.add((number, name), facts.size, header)? {
             return Ok(());
         }
-        self.seen.insert(number, Seen { facts, header: Digest::of(header.bytes()) });
+        self.seen.insert(number, Seen { facts, header: header.digest() });
         Ok(())
     }
 
@@ -92,7 +93,7 @@ impl Shards {
         file: BegunFile<'f>,
     ) -> Result<BegunFile<'f>, IngestError> {
         let Some(seen) = self.seen.get(&number) else { return Ok(file) };
-        let header = file.header().map(|header| Digest::of(header.bytes()));
+        let header = file.header().map(ModelHeader::digest);
         if (facts, header) != (seen.facts, Some(seen.header)) {
             return Err(IngestError::Changed);
         }

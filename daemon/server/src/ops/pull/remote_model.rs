@@ -260,12 +260,11 @@ impl Inspector<'_> {
 
     /// The bytes of a header, unless all headers have too many.
     fn admitted(&mut self, header: &dyn ModelHeader) -> Option<Vec<u8>> {
-        let left = self.headers_left.checked_sub(header.bytes().len() as u64);
+        let left = self.headers_left.checked_sub(header.size());
         self.headers_left = left.unwrap_or_default();
-        left.map(|_| {
-            self.pull.gauge.inspect(|gauge| gauge.keep(header.bytes().len().saturating_mul(HEADER_COPIES)));
-            header.bytes().to_vec()
-        })
+        let bytes = header.bytes().filter(|_| left.is_some())?;
+        self.pull.gauge.inspect(|gauge| gauge.keep(bytes.len().saturating_mul(HEADER_COPIES)));
+        Some(bytes.to_vec())
     }
 
     fn fetch<T>(
