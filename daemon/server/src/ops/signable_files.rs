@@ -1,5 +1,7 @@
 //! The files of a model that a signature is over, and what a signature says about them.
 
+use std::sync::Arc;
+
 use blobd_client::protocol::signatures::{SignatureDetails, SignatureState};
 use blobd_store::{Ingest, Store, StoredFile};
 use blobd_store_format::descriptor::Descriptor;
@@ -11,7 +13,6 @@ use blobd_store_format::signature::{Bundle, ModelFile, SignedFile};
 use blobd_store_format::text::quoted;
 
 use super::OpError;
-use super::trust::known_archive;
 use crate::trust::NamedKey;
 
 /// The files of a model that its signatures list.
@@ -141,6 +142,21 @@ pub(super) fn parts(
         true => vec![(file.clone(), name.map(str::to_owned))],
         false => members.into_iter().map(|member| (member.file.descriptor, member.name)).collect(),
     })
+}
+
+/// An archive whose files are known: it is stored, or has `arrived` in this ingest.
+pub(super) fn known_archive(
+    store: &Store,
+    file: &Descriptor,
+    arrived: Option<&Ingest>,
+) -> Result<Option<StoredFile>, OpError> {
+    if let Some(recipe) = arrived.and_then(|ingest| ingest.added_recipe(file.digest)) {
+        return Ok(Some(StoredFile { descriptor: file.clone(), recipe: Some(Arc::new(recipe.clone())) }));
+    }
+    let Some(stored) = store.content().stored_file_now(file)? else { return Ok(None) };
+    // Without a recipe, it is one blob, or not there at all.
+    let is_known = stored.recipe.is_some() || arrived.is_some() || store.content().has_file(file)?;
+    Ok(Some(stored).filter(|_| is_known))
 }
 
 /// The first of the missing files.

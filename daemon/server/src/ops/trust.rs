@@ -1,9 +1,7 @@
 //! Whether a model is signed as the rules `[[trust]]` demand: asked before its content leaves, and before it is fetched.
 
-use std::sync::Arc;
-
 use blobd_client::protocol::signatures::{SignatureDetails, SignatureState, TrustDecision};
-use blobd_store::{Ingest, Store, StoredFile};
+use blobd_store::{Store, StoredFile};
 use blobd_store_format::descriptor::Descriptor;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::host;
@@ -154,21 +152,6 @@ pub(super) fn compare_known<'b>(
     let check = |bundle: &Bundle| files.check(bundle, &rule.keys, rule.partial || !is_all);
     let best = bundles.into_iter().map(check).max_by_key(|checked| checked.state);
     Ok(Compared { flaw: flaw_of(&rule.keys, best), is_all })
-}
-
-/// An archive whose files are known: it is stored, or has `arrived` in this ingest.
-pub(super) fn known_archive(
-    store: &Store,
-    file: &Descriptor,
-    arrived: Option<&Ingest>,
-) -> Result<Option<StoredFile>, OpError> {
-    if let Some(recipe) = arrived.and_then(|ingest| ingest.added_recipe(file.digest)) {
-        return Ok(Some(StoredFile { descriptor: file.clone(), recipe: Some(Arc::new(recipe.clone())) }));
-    }
-    let Some(stored) = store.content().stored_file_now(file)? else { return Ok(None) };
-    // Without a recipe, it is one blob, or not there at all.
-    let is_known = stored.recipe.is_some() || arrived.is_some() || store.content().has_file(file)?;
-    Ok(Some(stored).filter(|_| is_known))
 }
 
 /// What is wrong with the best signature of a model; `None` if nothing is.

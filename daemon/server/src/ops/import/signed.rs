@@ -9,6 +9,7 @@ use blobd_store_format::reference::Reference;
 use blobd_store_format::signature::Bundle;
 
 use crate::ops::policy::CallerPolicy;
+use crate::ops::signable_files::known_archive;
 use crate::ops::trust::KnownFiles;
 use crate::ops::{OpError, signatures, trust};
 use crate::trust::{AppliedRule, TrustMode};
@@ -50,7 +51,7 @@ impl<'p> Signatures<'p> {
         let layers = manifest.layers().iter().zip(manifest.names().skip(1));
         let files = layers.map(|(file, name)| (file.clone(), name.map(str::to_owned))).collect();
         let known = KnownFiles { name: self.name, files, is_all: true };
-        let archive = |file: &Descriptor| trust::known_archive(self.store, file, ingest);
+        let archive = |file: &Descriptor| known_archive(self.store, file, ingest);
         match trust::compare_known(applied.rule, known, &self.bundles, archive)?.flaw {
             Some(flaw) if applied.rule.mode == TrustMode::Enforce => Err(OpError::DeniedByPolicy {
                 message: format!("model {}: {flaw}", self.name.short()),

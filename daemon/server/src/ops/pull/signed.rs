@@ -19,6 +19,7 @@ use blobd_store_format::source::PullSource;
 
 use super::source::{Pull, reporting_silence, unwanted};
 use crate::ops::new_model::NewFile;
+use crate::ops::signable_files::known_archive;
 use crate::ops::trust::{Compared, KnownFiles};
 use crate::ops::{OpError, signatures, trust};
 use crate::trust::{AppliedRule, TrustMode};
@@ -162,7 +163,7 @@ impl Demand<'_> {
                 files.values().any(|arrived| arrived.descriptor.digest == file.digest)
             };
             let ingest = arrived.filter(|(_, files)| has_arrived(files)).map(|(ingest, _)| ingest);
-            trust::known_archive(pull.store, file, ingest)
+            known_archive(pull.store, file, ingest)
         };
         let compared = trust::compare_known(self.applied.rule, known, &self.fetched.bundles, archive)?;
         let flaw = match (compared.flaw, &self.fetched.unusable) {
