@@ -264,6 +264,20 @@ fn unsigned_model_is_refused_before_a_tensor_is_requested() {
     assert!(blobd.run(["export", &name, "-o", "-"]).stdout == weights);
 }
 
+#[test]
+fn model_with_more_tensors_than_a_manifest_lists_is_refused_before_anything_is_sent() {
+    let mut file = ModelFile::empty();
+    for number in 0..Manifest::MAX_LAYERS {
+        file.add_noise(1, &format!("blk.{number}.ffn_up.weight"), GgmlType::I8, &[32]);
+    }
+    let registry = registry();
+    let (daemon, _) = with_model(&file);
+    let line = ["push", "tiny", &registry.name("team/tunes:many"), "--tensors", "--json"];
+    let error = daemon.command().run(line).exits_with(2).error();
+    assert!(error.message.contains("push it without --tensors"), "{error}");
+    assert_eq!(registry.requests().len(), 0);
+}
+
 /// A registry that sends other bytes costs a download: the digest of the whole file decides.
 #[test]
 fn wrong_tensor_is_not_stored() {

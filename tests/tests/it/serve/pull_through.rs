@@ -5,6 +5,7 @@ use std::net::TcpStream;
 use std::thread;
 
 use blobd_store_format::digest::Digest;
+use blobd_tests::daemon::TestDaemon;
 use blobd_tests::folders::safetensors;
 use blobd_tests::model::ModelFile;
 use blobd_tests::registry::{BlobDelivery, FakeRegistry, Fault};
@@ -108,6 +109,23 @@ fn first_client_reads_while_the_file_arrives_and_the_second_costs_nothing() {
     let mut records = log.lines().map(|line| serde_json::from_str::<Json>(line).unwrap());
     let record = records.rfind(|record| record["verb"] == "pull").expect("a record of the pull");
     assert_eq!((&record["result"], &record["model"]), (&json!("ok"), &json!("tiny:latest")));
+}
+
+/// `push --tensors` publishes a manifest that only blobds read; other programs get the model behind it.
+#[test]
+fn model_with_a_layer_per_tensor_is_sent_in_its_own_form() {
+    let registry = registry_with(b"unused");
+    let publisher = TestDaemon::start();
+    let path = large(1).write_to(publisher.scratch(), "tiny.gguf");
+    publisher.command().run(["import", path.to_str().unwrap(), "--name", "tiny"]).succeeds();
+    publisher.command().run(["push", "tiny", &registry.name("library/tiny:latest"), "--tensors"]).succeeds();
+    let own = publisher.client().models().unwrap().models.remove(0).digest.to_string();
+    let (site, file) = (site(&registry), large(1).bytes());
+    let (manifest, digest) = site.manifest("library/tiny", "latest");
+    assert_eq!((layers(&manifest), digest), (vec![Digest::of(&file).to_string()], own));
+    assert!(site.get(&path_of(&file)).body == file);
+    eventually("the model has its name", || is_stored(&site, "tiny"));
+    check_blobs(&site.folder.path().join("store"));
 }
 
 #[test]
