@@ -87,6 +87,12 @@ impl<'r> HeaderBytes<'r> {
 
 impl Read for HeaderBytes<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        // The parser reads single bytes.
+        if let ([first], Some(byte)) = (&mut *buffer, self.chunk.get(self.read)) {
+            *first = *byte;
+            self.read = self.read.saturating_add(1);
+            return Ok(1);
+        }
         while self.read >= self.chunk.len() && self.chunk_end < self.end {
             self.failure = match self.fill() {
                 Ok(Ok(())) => continue,
