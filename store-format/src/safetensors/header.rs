@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use serde_json::{Map, Value, json};
 
 use super::json::{self, METADATA, RawHeader, RawTensor};
-use super::stream::HeaderBytes;
+use super::stream::{self, HeaderBytes};
 use super::{Dtype, SafetensorsError};
 use crate::digest::Digest;
 use crate::tensor::Shape;
@@ -34,7 +34,7 @@ pub struct Tensor {
 
 impl Header {
     /// The longest header read, in bytes: the limit of the `safetensors` library.
-    pub const MAX_BYTES: u64 = 100_000_000;
+    pub const MAX_BYTES: u64 = stream::MAX_BYTES;
     /// The most tensors of a file: as many as a GGUF file may have.
     pub const MAX_TENSORS: usize = json::MAX_TENSORS;
     pub const MAX_DIMENSIONS: usize = Shape::MAX_DIMENSIONS;
@@ -44,22 +44,18 @@ impl Header {
     pub const MAX_METADATA: usize = json::MAX_METADATA;
     /// The most bytes of all names and the metadata together, and of any other string. Metadata of training tools has
     /// some MiB.
-    pub const MAX_TEXT_BYTES: usize = json::MAX_TEXT_BYTES;
+    pub const MAX_TEXT_BYTES: usize = stream::MAX_TEXT_BYTES;
     /// The longest name of a tensor, in bytes. The format has no limit; this one keeps the description of a tensor below
     /// the size of a frame of the protocol, in which a byte may take six.
     pub const MAX_NAME_BYTES: usize = 64 << 10;
     /// The longest name of a tensor in a file that is [parsed](Self::parse) for its tensors, in bytes.
     pub const MAX_PRINTABLE_NAME_BYTES: usize = 1024;
     /// The size of the length field at the start of a file.
-    pub const LENGTH_BYTES: usize = json::LENGTH_BYTES;
+    pub const LENGTH_BYTES: usize = stream::LENGTH_BYTES;
 
     /// How many bytes of a file [`parse`](Self::parse) needs, by the first eight of it.
     pub fn end(length: [u8; Self::LENGTH_BYTES]) -> Result<u64, SafetensorsError> {
-        let found = u64::from_le_bytes(length);
-        if found > Self::MAX_BYTES {
-            return Err(SafetensorsError::HeaderLength { found });
-        }
-        Ok(found + Self::LENGTH_BYTES as u64)
+        stream::end(length)
     }
 
     /// Parses the start of a file of `file_size` bytes; bytes after the header are ignored. Names must be printable.

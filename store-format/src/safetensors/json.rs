@@ -9,19 +9,16 @@ use std::{fmt, io};
 
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::stream::HeaderBytes;
+use super::stream::{HeaderBytes, MAX_TEXT_BYTES};
 use super::{Dtype, Limit, SafetensorsError};
 use crate::tensor::Shape;
 
 pub(super) const METADATA: &str = "__metadata__";
-/// The size of the length field before the JSON.
-pub(super) const LENGTH_BYTES: usize = 8;
 
 // `Header` says what the limits are for.
 pub(super) const MAX_TENSORS: usize = 131_072;
 pub(super) const MAX_TOTAL_DIMENSIONS: usize = 8 * MAX_TENSORS;
 pub(super) const MAX_METADATA: usize = 65_536;
-pub(super) const MAX_TEXT_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Default)]
 pub(super) struct RawHeader {

@@ -2,10 +2,22 @@
 
 use std::io::{self, Read};
 
-use super::header::Header;
-use super::json::{LENGTH_BYTES, MAX_TEXT_BYTES};
 use super::{Limit, SafetensorsError};
 use crate::digest::{Digest, Hasher};
+
+// `Header` says what these are for.
+pub(super) const LENGTH_BYTES: usize = 8;
+pub(super) const MAX_BYTES: u64 = 100_000_000;
+pub(super) const MAX_TEXT_BYTES: usize = 16 << 20;
+
+/// Where a header ends, by the length before it.
+pub(super) fn end(length: [u8; LENGTH_BYTES]) -> Result<u64, SafetensorsError> {
+    let found = u64::from_le_bytes(length);
+    if found > MAX_BYTES {
+        return Err(SafetensorsError::HeaderLength { found });
+    }
+    Ok(found + LENGTH_BYTES as u64)
+}
 
 /// The JSON of a header, as a reader that ends where the header does. The file must have all of it.
 pub(super) struct HeaderBytes<'r> {
@@ -36,7 +48,7 @@ impl<'r> HeaderBytes<'r> {
         // Shorter ones have no string that is too long.
         let strings = |end| (end > MAX_TEXT_BYTES as u64).then(StringLengths::default);
         let (chunk, chunk_end) = (Vec::new(), LENGTH_BYTES as u64);
-        Ok(Header::end(length).map(|end| {
+        Ok(end(length).map(|end| {
             let strings = strings(end);
             Self { source, chunk, read: 0, chunk_end, end, hash, strings, failure: None }
         }))
