@@ -272,3 +272,28 @@ fn damaged_experts_are_not_joined() {
     pull(&commands);
     check(&commands, &files, "joined after the repair");
 }
+
+#[test]
+fn damaged_group_is_repaired_from_the_shards_that_have_its_parts() {
+    let files = folder(&large(), &[5, 11]);
+    let (registry, commands) = hub(&files);
+    pull(&commands);
+    let root = commands.root();
+    let size = |blob: &String| fs::metadata(root.join("blobs").join(blob)).unwrap().len();
+    let group = blobs(&root).into_iter().max_by_key(size).unwrap();
+    flip_byte(&root.join("blobs").join(&group), 3_000_000);
+    let served = registry.bytes_served();
+    let verified = commands.run(&["verify", "--repair"]).succeeds().json();
+    let repaired = &verified["corrupt"][0];
+    assert_eq!(repaired["repaired"], json!(true), "{verified}");
+    assert_eq!(repaired["fetched_bytes"].as_u64().unwrap(), 16 * (512 << 10), "{verified}");
+    let served = registry.bytes_served() - served;
+    assert!(served < 16 * (512 << 10) + (64 << 10), "{served} bytes for one blob");
+    check(&commands, &files, "repaired");
+    // The hub has other files now.
+    flip_byte(&root.join("blobs").join(&group), 3_000_000);
+    publish(&registry, &folder(&large(), &[4]));
+    let verified = commands.run(&["verify", "--repair"]).exits_with(5).json();
+    let reason = verified["corrupt"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("not found at its server"), "{reason}");
+}

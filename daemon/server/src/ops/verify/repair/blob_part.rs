@@ -24,33 +24,46 @@ impl BlobPart {
 /// The ranges of a split file that together contain the whole blob, in the order of the blob and as few as
 /// possible. Empty if the file does not contain all of it.
 pub(super) fn parts_of_blob(recipe: &Recipe, blob: Digest) -> Vec<BlobPart> {
-    let part = |(offset_in_file, piece): (u64, &Piece)| match *piece {
-        Piece::Blob { blob: other, offset: offset_in_blob, length } if other == blob => {
-            Some(BlobPart { offset_in_file, offset_in_blob, length })
-        }
-        _ => None,
-    };
-    let mut found: Vec<BlobPart> = recipe.pieces().with_offsets().filter_map(part).collect();
-    found.sort_by_key(|part| (part.offset_in_blob, part.length));
-    let end = found.iter().map(|part| part.offset_in_blob.saturating_add(part.length)).max();
-    covering(&found, recipe.shared_blobs().get(&blob).copied().or(end).unwrap_or_default())
+    let parts = parts_in_files([recipe], blob);
+    parts.into_iter().map(|(_, part)| part).collect()
+}
+
+/// The ranges of several split files that together contain the whole blob, as [`parts_of_blob`], each with the number of its
+/// file.
+pub(super) fn parts_in_files<'r>(
+    recipes: impl IntoIterator<Item = &'r Recipe>,
+    blob: Digest,
+) -> Vec<(usize, BlobPart)> {
+    let (mut found, mut size) = (Vec::new(), 0);
+    for (file, recipe) in recipes.into_iter().enumerate() {
+        let part = |(offset_in_file, piece): (u64, &Piece)| match *piece {
+            Piece::Blob { blob: other, offset: offset_in_blob, length } if other == blob => {
+                Some((file, BlobPart { offset_in_file, offset_in_blob, length }))
+            }
+            _ => None,
+        };
+        found.extend(recipe.pieces().with_offsets().filter_map(part));
+        size = size.max(recipe.blob_sizes().get(&blob).copied().unwrap_or_default());
+    }
+    found.sort_by_key(|(_, part)| (part.offset_in_blob, part.length));
+    covering(&found, size)
 }
 
 /// Joins adjacent ranges and drops repeated ones: a file may contain a tensor twice. Empty if they are not a whole blob
 /// of `size` bytes.
-fn covering(parts: &[BlobPart], size: u64) -> Vec<BlobPart> {
-    let mut covering: Vec<BlobPart> = Vec::new();
+fn covering(parts: &[(usize, BlobPart)], size: u64) -> Vec<(usize, BlobPart)> {
+    let mut covering: Vec<(usize, BlobPart)> = Vec::new();
     let mut covered = 0;
-    for part in parts {
+    for (file, part) in parts {
         if part.offset_in_blob != covered {
             continue;
         }
         covered = covered.saturating_add(part.length);
         match covering.last_mut() {
-            Some(last) if last.end_in_file() == part.offset_in_file => {
+            Some((other, last)) if other == file && last.end_in_file() == part.offset_in_file => {
                 last.length = last.length.saturating_add(part.length);
             }
-            _ => covering.push(*part),
+            _ => covering.push((*file, *part)),
         }
     }
     if covered == size { covering } else { Vec::new() }
@@ -107,5 +120,20 @@ mod tests {
             parts_of_blob(&recipe, Digest::of(b"t")).len()
         };
         assert_eq!((of_size(64), of_size(128)), (1, 0));
+    }
+
+    #[test]
+    fn files_together_have_a_blob_if_no_part_is_missing() {
+        let part = |before: u64, offset: u64| {
+            let shared = [(Digest::of(b"t"), 192)].into();
+            recipe(&[(b"h", 0, before), (b"t", offset, 64)]).sharing(shared).unwrap()
+        };
+        let files = [part(7, 64), part(8, 128), part(9, 0)];
+        let parts = |files: &[Recipe]| {
+            let parts = parts_in_files(files, Digest::of(b"t")).into_iter();
+            parts.map(|(file, part)| (file, part.offset_in_file, part.length)).collect::<Vec<_>>()
+        };
+        assert_eq!(parts(&files), [(2, 9, 64), (0, 7, 64), (1, 8, 64)]);
+        assert_eq!(parts(&files[..2]), []);
     }
 }

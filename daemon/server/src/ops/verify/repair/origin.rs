@@ -1,6 +1,6 @@
 //! Repairs a blob from the registry of a model.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use blobd_registry::{RegistryClient, RegistryError, RemoteFile, Sender};
@@ -8,10 +8,11 @@ use blobd_store::BlobWriter;
 use blobd_store_format::descriptor::{Archive, Descriptor};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::origin::Origin;
+use blobd_store_format::recipe::Recipe;
 use blobd_store_format::source::PullSource;
 use blobd_store_format::stored_file::StoredForm;
 
-use super::blob_part::{BlobPart, parts_of_blob};
+use super::blob_part::{BlobPart, parts_in_files, parts_of_blob};
 use super::{Failure, Repair, Unpublished};
 use crate::ops::verify::survey::{FileId, Need, Survey, SurveyedModel};
 
@@ -23,8 +24,8 @@ impl Repair<'_> {
         digest: Digest,
         need: &Need,
     ) -> Result<u64, Failure> {
-        let mut failures = BTreeSet::new();
-        let mut tried = BTreeSet::new();
+        let (mut failures, mut tried) = (BTreeSet::new(), BTreeSet::new());
+        let mut shards = Vec::new();
         let mut received_bytes = 0;
         for id in &need.files {
             let Some((file, form)) = survey.file(*id) else { continue };
@@ -38,14 +39,10 @@ impl Repair<'_> {
             }
             let parts = self.parts(*id, form, digest);
             if parts.is_empty() {
-                if self.has_only_part(*id, digest) {
-                    failures.insert(format!(
-                        "its experts are in several shards; import or pull {} again",
-                        names(survey, *id)
-                    ));
-                }
+                shards.extend(self.with_part(*id, &file, digest));
                 continue;
             }
+            let parts: Vec<_> = parts.into_iter().map(|part| (0, part)).collect();
             for model in survey.models_of(*id) {
                 let origin = match self.origin_of(model) {
                     Ok(origin) => origin,
@@ -59,12 +56,16 @@ impl Repair<'_> {
                     continue;
                 }
                 let path = self.path_in(model, id.digest);
-                let fetch = Fetch { repair: self, origin: &origin, file: &file, path: path.as_deref() };
+                let fetch = Fetch { repair: self, origin: &origin, files: vec![(file.clone(), path)] };
                 match fetch.run(digest, need, &parts, &mut received_bytes) {
                     Ok(()) => return Ok(received_bytes),
                     Err(failure) => failures.insert(failure),
                 };
             }
+        }
+        match self.take_from_shards(survey, (digest, need, &shards), &mut received_bytes) {
+            Ok(()) => return Ok(received_bytes),
+            Err(others) => failures.extend(others),
         }
         match failures.is_empty() {
             true => Err("no recipe or manifest says which file contained it".to_owned()),
@@ -72,10 +73,51 @@ impl Repair<'_> {
         }
     }
 
-    /// Whether other files of the same model have the rest of the blob.
-    fn has_only_part(&self, file: FileId, blob: Digest) -> bool {
-        let recipe = self.store.content().recipe(file.digest).ok().flatten();
-        recipe.is_some_and(|recipe| recipe.shared_blobs().contains_key(&blob))
+    /// Fetches the blob from the shards of one model, each of which has a part of it.
+    fn take_from_shards(
+        &self,
+        survey: &Survey,
+        (digest, need, shards): (Digest, &Need, &[Shard]),
+        received: &mut u64,
+    ) -> Result<(), BTreeSet<Failure>> {
+        let mut by_model: BTreeMap<&str, (&SurveyedModel, Vec<&Shard>)> = BTreeMap::new();
+        for shard in shards {
+            for model in survey.models_of(shard.id) {
+                by_model.entry(&model.name).or_insert((model, Vec::new())).1.push(shard);
+            }
+        }
+        let (mut failures, mut tried) = (BTreeSet::new(), BTreeSet::new());
+        for (model, shards) in by_model.into_values() {
+            let parts = parts_in_files(shards.iter().map(|shard| &*shard.recipe), digest);
+            if parts.is_empty() {
+                failures.insert(format!("{} has only a part of it", model.name));
+                continue;
+            }
+            let origin = match self.origin_of(model) {
+                Ok(origin) => origin,
+                Err(failure) => {
+                    failures.insert(failure);
+                    continue;
+                }
+            };
+            // Several tags may have the same model.
+            if !tried.insert((origin.to_string(), model.manifest)) {
+                continue;
+            }
+            let file = |shard: &&Shard| (shard.file.clone(), self.path_in(model, shard.file.digest));
+            let fetch = Fetch { repair: self, origin: &origin, files: shards.iter().map(file).collect() };
+            match fetch.run(digest, need, &parts, received) {
+                Ok(()) => return Ok(()),
+                Err(failure) => failures.insert(failure),
+            };
+        }
+        Err(failures)
+    }
+
+    /// The file, if it has a part of the blob of which other files of the same model have the rest.
+    fn with_part(&self, id: FileId, file: &Descriptor, blob: Digest) -> Option<Shard> {
+        let recipe = self.store.content().recipe(id.digest).ok().flatten()?;
+        recipe.shared_blobs().contains_key(&blob).then(|| Shard { id, file: file.clone(), recipe })
     }
 
     /// The ranges of a file that contain the blob; none if its recipe is missing or damaged.
@@ -119,6 +161,13 @@ impl Repair<'_> {
     }
 }
 
+/// A file that has a part of a blob.
+struct Shard {
+    id: FileId,
+    file: Descriptor,
+    recipe: Arc<Recipe>,
+}
+
 struct Fetched<'f> {
     senders: Vec<Arc<Sender>>,
     bytes: &'f mut u64,
@@ -140,17 +189,19 @@ fn second_failure(first: Digest, second: &Unpublished) -> Failure {
 struct Fetch<'f> {
     repair: &'f Repair<'f>,
     origin: &'f PullSource,
-    file: &'f Descriptor,
-    /// Its path in the model.
-    path: Option<&'f str>,
+    /// The files that have the blob, with their paths in the model.
+    files: Vec<(Descriptor, Option<String>)>,
 }
+
+/// A range of a blob, with the number of its file.
+type NumberedPart = (usize, BlobPart);
 
 impl Fetch<'_> {
     fn run(
         &self,
         digest: Digest,
         need: &Need,
-        parts: &[BlobPart],
+        parts: &[NumberedPart],
         received: &mut u64,
     ) -> Result<(), Failure> {
         let fetched = self.fetch(digest, need, parts, received);
@@ -166,21 +217,26 @@ impl Fetch<'_> {
         &self,
         digest: Digest,
         need: &Need,
-        parts: &[BlobPart],
+        parts: &[NumberedPart],
         received: &mut u64,
     ) -> Result<(), Failure> {
         let registry = self.repair.registry;
-        let remote = self.while_connected(registry.locate(self.origin, self.file, self.path))?;
+        let located = self
+            .files
+            .iter()
+            .map(|(file, path)| self.while_connected(registry.locate(self.origin, file, path.as_deref())));
+        let remotes = located.collect::<Result<Vec<_>, _>>()?;
         let mut fetched = Fetched { senders: Vec::new(), bytes: received };
-        let wrong = match self.publish(digest, need, parts, (registry, &remote), &mut fetched) {
+        let wrong = match self.publish(digest, need, parts, (registry, &remotes), &mut fetched) {
             Err(Unpublished::Wrong(wrong)) => wrong,
             published => return published.map_err(|unpublished| unpublished.to_string()),
         };
         tracing::info!("blob {digest}: the received bytes have the digest {wrong}; they are requested again");
         registry.set_peers_aside(fetched.senders.iter().map(|sender| &**sender));
         let registry = registry.with_fresh_connections();
-        let remote = remote.avoiding(fetched.senders.iter().map(|sender| &**sender));
-        let published = self.publish(digest, need, parts, (&registry, &remote), &mut fetched);
+        let avoiding = |remote: RemoteFile| remote.avoiding(fetched.senders.iter().map(|sender| &**sender));
+        let remotes: Vec<_> = remotes.into_iter().map(avoiding).collect();
+        let published = self.publish(digest, need, parts, (&registry, &remotes), &mut fetched);
         published.map_err(|unpublished| second_failure(wrong, &unpublished))
     }
 
@@ -189,13 +245,14 @@ impl Fetch<'_> {
         &self,
         digest: Digest,
         need: &Need,
-        parts: &[BlobPart],
-        from: (&RegistryClient, &RemoteFile),
+        parts: &[NumberedPart],
+        (registry, remotes): (&RegistryClient, &[RemoteFile]),
         fetched: &mut Fetched<'_>,
     ) -> Result<(), Unpublished> {
         self.repair.publish(digest, need.size, |writer| {
-            let mut nonempty = parts.iter().filter(|part| part.length > 0);
-            nonempty.try_for_each(|part| self.take(from, *part, writer, fetched))
+            let nonempty = parts.iter().filter(|(_, part)| part.length > 0);
+            let mut located = nonempty.filter_map(|(file, part)| Some((remotes.get(*file)?, *part)));
+            located.try_for_each(|(remote, part)| self.take((registry, remote), part, writer, fetched))
         })
     }
 
