@@ -134,7 +134,7 @@ fn with_base(file: &ModelFile) -> TestDaemon {
     daemon
 }
 
-fn direct_registry() -> FakeRegistry {
+pub(super) fn direct_registry() -> FakeRegistry {
     let registry = FakeRegistry::start().unwrap();
     registry.set_blob_delivery(BlobDelivery::Direct);
     registry.keep_connections();
@@ -142,7 +142,7 @@ fn direct_registry() -> FakeRegistry {
 }
 
 /// What a pull prints, and how many bytes and requests it needed.
-fn pull(daemon: &TestDaemon, registry: &FakeRegistry, name: &str) -> (Json, u64, usize) {
+pub(super) fn pull(daemon: &TestDaemon, registry: &FakeRegistry, name: &str) -> (Json, u64, usize) {
     let (bytes, requests) = (registry.bytes_served(), registry.requests().len());
     let done = daemon.command().run(["pull", name, "--json"]).succeeds().json_lines().pop().unwrap();
     (done, registry.bytes_served() - bytes, registry.requests().len() - requests)

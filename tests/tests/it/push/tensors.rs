@@ -11,12 +11,13 @@ use blobd_tests::command::Blobd;
 use blobd_tests::daemon::TestDaemon;
 use blobd_tests::folders::ModelFolder;
 use blobd_tests::model::ModelFile;
-use blobd_tests::registry::{BlobDelivery, FakeRegistry, Fault};
+use blobd_tests::registry::{FakeRegistry, Fault};
 use blobd_tests::temp_dirs::tmpfs_directory;
 use serde_json::{Value as Json, json};
 
 use super::{push, with_model};
 use crate::pull::third_party::{Access, ThirdPartyRegistry};
+use crate::tensor_index::{direct_registry, pull};
 
 const TENSORS: usize = 24;
 const TENSOR_BYTES: u64 = 64 << 10;
@@ -34,13 +35,6 @@ fn sibling(file: &ModelFile) -> ModelFile {
     file.clone().with_changed("blk.3.ffn_up.weight").with_changed("blk.17.ffn_up.weight")
 }
 
-fn registry() -> FakeRegistry {
-    let registry = FakeRegistry::start().unwrap();
-    registry.set_blob_delivery(BlobDelivery::Direct);
-    registry.keep_connections();
-    registry
-}
-
 fn bytes(json: &Json) -> u64 {
     json.as_u64().unwrap()
 }
@@ -50,13 +44,6 @@ fn model_digest(daemon: &TestDaemon, name: &str) -> String {
     daemon.command().run(["show", name, "--json"]).succeeds().json()["digest"].as_str().unwrap().to_owned()
 }
 
-/// What a pull prints, and how many bytes and requests it needed.
-fn pull(daemon: &TestDaemon, registry: &FakeRegistry, name: &str) -> (Json, u64, usize) {
-    let (bytes, requests) = (registry.bytes_served(), registry.requests().len());
-    let done = daemon.command().run(["pull", name, "--json"]).succeeds().json_lines().pop().unwrap();
-    (done, registry.bytes_served() - bytes, registry.requests().len() - requests)
-}
-
 fn check_weights(daemon: &TestDaemon, name: &str, weights: &[u8]) {
     assert!(daemon.command().run(["export", name, "-o", "-"]).stdout == weights, "{name}: other weights");
     daemon.command().run(["verify"]).succeeds();
@@ -64,7 +51,7 @@ fn check_weights(daemon: &TestDaemon, name: &str, weights: &[u8]) {
 
 #[test]
 fn model_keeps_its_manifest_and_a_sibling_costs_its_own_tensors() {
-    let registry = registry();
+    let registry = direct_registry();
     let (first, weights) = with_model(&base());
     let name = registry.name("team/tunes:base");
     let planned = push(&first, "tiny", &name, &["--tensors", "--dry-run"]);
@@ -108,7 +95,7 @@ fn model_keeps_its_manifest_and_a_sibling_costs_its_own_tensors() {
 
 #[test]
 fn folder_has_all_its_files() {
-    let (registry, daemon) = (registry(), TestDaemon::start());
+    let (registry, daemon) = (direct_registry(), TestDaemon::start());
     let mut folder = ModelFolder::transformers(1);
     folder.add("first.json", "[1]");
     folder.add("second.json", "[1]");
@@ -170,7 +157,7 @@ fn refused(registry: &FakeRegistry, manifest: &Json) -> String {
 
 #[test]
 fn manifest_that_lies_is_refused_and_leaves_no_model() {
-    let registry = registry();
+    let registry = direct_registry();
     let (daemon, _) = with_model(&base());
     push(&daemon, "tiny", &registry.name("team/tunes:base"), &["--tensors"]);
     let good = published(&registry, "base");
@@ -240,7 +227,7 @@ fn manifest_that_lies_is_refused_and_leaves_no_model() {
 
 #[test]
 fn unsigned_model_is_refused_before_a_tensor_is_requested() {
-    let registry = registry();
+    let registry = direct_registry();
     let (daemon, weights) = with_model(&base());
     let name = registry.name("team/tunes:base");
     push(&daemon, "tiny", &name, &["--tensors"]);
@@ -270,7 +257,7 @@ fn model_with_more_tensors_than_a_manifest_lists_is_refused_before_anything_is_s
     for number in 0..Manifest::MAX_LAYERS {
         file.add_noise(1, &format!("blk.{number}.ffn_up.weight"), GgmlType::I8, &[32]);
     }
-    let registry = registry();
+    let registry = direct_registry();
     let (daemon, _) = with_model(&file);
     let line = ["push", "tiny", &registry.name("team/tunes:many"), "--tensors", "--json"];
     let error = daemon.command().run(line).exits_with(2).error();
@@ -281,7 +268,7 @@ fn model_with_more_tensors_than_a_manifest_lists_is_refused_before_anything_is_s
 /// A registry that sends other bytes costs a download: the digest of the whole file decides.
 #[test]
 fn wrong_tensor_is_not_stored() {
-    let registry = registry();
+    let registry = direct_registry();
     let (daemon, _) = with_model(&base());
     push(&daemon, "tiny", &registry.name("team/tunes:base"), &["--tensors"]);
     let mut good = published(&registry, "base");
@@ -298,7 +285,7 @@ fn wrong_tensor_is_not_stored() {
 
 #[test]
 fn digest_of_the_manifest_names_no_model_and_the_form_excludes_others() {
-    let registry = registry();
+    let registry = direct_registry();
     let (daemon, _) = with_model(&base());
     let pushed = push(&daemon, "tiny", &registry.name("team/tunes:base"), &["--tensors"]);
     let pinned = registry.name(&format!("team/tunes@{}", pushed["digest"].as_str().unwrap()));
