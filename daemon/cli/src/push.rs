@@ -136,8 +136,13 @@ impl Sending {
 pub(super) fn render(pushed: &Publication, form: &str) -> String {
     let Publication { destination, digest, size, .. } = pushed;
     let destination = printable(destination);
+    let missing = pushed.files.iter().filter(|file| file.delivery == FileDelivery::Sent).count() as u64;
+    let sent = match pushed.dry_run {
+        true => format!("to send in {}", counted(missing, "file")),
+        false => "sent".to_owned(),
+    };
     let parts = [
-        (pushed.sent_bytes, if pushed.dry_run { "to send" } else { "sent" }),
+        (pushed.sent_bytes, &*sent),
         (pushed.mounted_bytes, "mounted"),
         (pushed.present_bytes, "there before"),
     ];
@@ -148,15 +153,10 @@ pub(super) fn render(pushed: &Publication, form: &str) -> String {
         (None, _) if pushed.unchanged => "  the name meant this model before\n".to_owned(),
         (None, _) => String::new(),
     };
-    let missing = pushed.files.iter().filter(|file| file.delivery == FileDelivery::Sent).count() as u64;
-    let files = match pushed.dry_run {
-        true => format!(" in {}", counted(missing, "missing file")),
-        false => String::new(),
-    };
     let index = pushed.index.as_ref().map_or_else(String::new, render_index);
     let signatures = render_signatures(&pushed.signatures);
     let (digest, size) = (digest.short(), human_bytes(*size));
-    format!("{destination} {digest}{form}: {size}{sources}{files}\n{replaced}{index}{signatures}")
+    format!("{destination} {digest}{form}: {size}{sources}\n{replaced}{index}{signatures}")
 }
 
 fn form_of(pushed: &Pushed) -> &'static str {

@@ -89,11 +89,13 @@ fn dry_run_says_what_the_registry_lacks_and_sends_nothing() {
     push(&daemon, "tiny", &name, &[]);
     let planned = push(&daemon, "tiny", &name, &["--dry-run"]);
     assert_eq!((&planned["unchanged"], &planned["present_bytes"]), (&true.into(), &planned["size"]));
+    let text = daemon.command().run(["push", "tiny", &name, "--dry-run"]).succeeds().text();
+    assert!(text.contains(", all there before\n"), "{text}");
     // Another model under the name is reported.
     let path = ModelFile::dense(7).write_to(daemon.scratch(), "other.gguf");
     daemon.command().run(["import", path.to_str().unwrap()]).succeeds();
     let text = daemon.command().run(["push", "other", &name, "--dry-run"]).succeeds().text();
-    assert!(text.contains("would replace ") && text.contains("missing file"), "{text}");
+    assert!(text.contains("would replace ") && text.contains(", all to send in 2 files\n"), "{text}");
     let replaced = push(&daemon, "other", &name, &[]);
     assert_eq!(replaced["replaced"], planned["digest"]);
 }
