@@ -73,7 +73,7 @@ impl Repair<'_> {
         }
     }
 
-    /// Fetches the blob from the shards of one model, each of which has a part of it.
+    /// Fetches the blob in parts from several shards of one model.
     fn take_from_shards(
         &self,
         survey: &Survey,
@@ -114,7 +114,7 @@ impl Repair<'_> {
         Err(failures)
     }
 
-    /// The file, if it has a part of the blob of which other files of the same model have the rest.
+    /// The file, if it has a part of the blob and other files of the same model have the rest.
     fn with_part(&self, id: FileId, file: &Descriptor, blob: Digest) -> Option<Shard> {
         let recipe = self.store.content().recipe(id.digest).ok().flatten()?;
         recipe.shared_blobs().contains_key(&blob).then(|| Shard { id, file: file.clone(), recipe })
