@@ -66,7 +66,7 @@ use shared_assembler::{Arrived, SharedAssembler};
 pub(crate) use silence::Silence;
 use single_flight::SingleFlight;
 pub(crate) use single_flight::TransferGuard;
-use tensor_reuse::{ReusedTensors, SimilarFile};
+use tensor_reuse::{Candidate, ReusedTensors, SimilarFile};
 pub use two_copies::TwoCopies;
 
 /// The state that the transfers of one daemon share.
@@ -340,7 +340,7 @@ impl Transfers {
             Reuse::Nothing { .. } => ObtainedHead::again(job, ingest.store(), &partial),
             Reuse::All | Reuse::NoHead => ObtainedHead::new(job, ingest.store(), &partial, near_recipe),
         })?;
-        let indexed = if reuse == Reuse::All { indexed(job, &obtained) } else { None };
+        let mut indexed = if reuse == Reuse::All { indexed(job, &obtained) } else { None };
         let ObtainedHead { head: Head { plan, facts, whole, sender }, parts, fetched, has_reused_head } =
             obtained;
         let partial = match reuse {
@@ -355,7 +355,7 @@ impl Transfers {
         keep_published(ingest, &assembler)?;
         let resumed_bytes = assembler.arrived_bytes();
         // A server without ranges cannot send samples.
-        let reused = match (&whole, &indexed) {
+        let reused = match (&whole, &mut indexed) {
             (Some(_), _) => ReusedTensors::default(),
             (None, Some(indexed)) => reused_by_index(ingest, job, indexed, &assembler)?,
             (None, None) if reuse == Reuse::All => {
@@ -418,11 +418,8 @@ impl Transfers {
         let reused = ReusedTensors::new(job, store, assembler.plan(), candidates)?;
         for candidate in reused.candidates() {
             ingest.lease().protect(candidate.digest);
-            // Parts are copied when space is reserved.
-            if candidate.part_at.is_none() {
-                assembler.take_stored(candidate.blob, candidate.digest);
-            }
         }
+        take_stored(assembler, reused.candidates());
         Ok(reused)
     }
 
@@ -466,18 +463,24 @@ fn indexed(job: &Job<'_>, obtained: &ObtainedHead) -> Option<IndexedBlobs> {
     indexed
 }
 
+/// Uses stored blobs as planned ones. Parts of longer blobs are copied later, when space is reserved.
+fn take_stored(assembler: &Assembler, candidates: &[Candidate]) {
+    for whole in candidates.iter().filter(|candidate| candidate.part_at.is_none()) {
+        assembler.take_stored(whole.blob, whole.digest);
+    }
+}
+
 /// Reuses the stored tensors that a tensor index names, provisionally.
 fn reused_by_index(
     ingest: &Ingest,
     job: &Job<'_>,
-    indexed: &IndexedBlobs,
+    indexed: &mut IndexedBlobs,
     assembler: &Assembler,
 ) -> Result<ReusedTensors, TransferError> {
     let mut candidates = indexed.candidates(ingest.store(), ingest.lease(), job, assembler.plan())?;
     candidates.retain(|candidate| assembler.is_untouched(candidate.blob));
-    for candidate in &candidates {
-        assembler.take_stored(candidate.blob, candidate.digest);
-    }
+    indexed.leave_out_parts(&candidates);
+    take_stored(assembler, &candidates);
     Ok(ReusedTensors::indexed(candidates))
 }
 

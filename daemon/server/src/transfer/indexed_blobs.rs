@@ -13,7 +13,7 @@ use blobd_store::{Assembler, Store, StoreError};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::split::{BlobContent, Segment, SplitPlan, Target};
-use blobd_store_format::stored_file::{FilePiece as _, Source};
+use blobd_store_format::stored_file::Source;
 
 use super::Job;
 use super::tensor_reuse::{Candidate, models_by_similarity};
@@ -21,10 +21,17 @@ use super::tensor_reuse::{Candidate, models_by_similarity};
 /// The planned blobs and literals of a file, as its tensor index has them.
 #[derive(Debug, Default)]
 pub(super) struct IndexedBlobs {
-    /// The digests of planned blobs.
-    blobs: BTreeMap<usize, Digest>,
+    blobs: BTreeMap<usize, IndexedPart>,
     /// Bytes between tensors, with their offsets in the file.
     literals: Vec<(u64, Vec<u8>)>,
+}
+
+/// Where a planned blob is, according to the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct IndexedPart {
+    blob: Digest,
+    /// Its offset in that blob, which is longer if it has experts of other shards too.
+    at: u64,
 }
 
 impl IndexedBlobs {
@@ -36,32 +43,26 @@ impl IndexedBlobs {
         if !is_same || recipe.size() != plan.file_size() {
             return None;
         }
-        let mut known = KnownParts::default();
-        let (mut literals, mut offset) = (Vec::new(), 0_u64);
-        let mut segments = plan.segments().iter().peekable();
-        for piece in recipe.pieces().iter() {
-            // Parts of the plan before this piece are not in the index as they are.
-            while let Some(segment) = segments.next_if(|segment| segment.offset_in_file < offset) {
-                known.refute(segment.target);
-            }
-            let length = piece.length();
-            let is_it = |segment: &&Segment| segment.offset_in_file == offset && segment.length == length;
-            if let Some(segment) = segments.next_if(is_it) {
-                match (segment.target, piece.source()) {
-                    (Target::Blob { blob, offset_in_blob }, Source::Blob { blob: digest, offset, .. })
-                        if offset == offset_in_blob =>
-                    {
-                        known.add(blob, digest);
-                    }
-                    (Target::Literal { .. }, Source::Zeros { .. } | Source::Literal { .. }) => {
-                        literals.push((offset, bytes_of(piece)));
-                    }
-                    (target, _) => known.refute(target),
+        let (mut known, mut literals) = (KnownParts::default(), Vec::new());
+        for Segment { target, offset_in_file, length } in plan.segments().iter().copied() {
+            let source =
+                recipe.pieces().sources(offset_in_file..offset_in_file.saturating_add(length)).next();
+            let source = source.filter(|source| source.length() == length);
+            match (target, source) {
+                (Target::Blob { blob, offset_in_blob }, Some(Source::Blob { blob: digest, offset, .. })) => {
+                    let at = offset.checked_sub(offset_in_blob);
+                    known.add(blob, at.map(|at| IndexedPart { blob: digest, at }));
                 }
+                (Target::Blob { blob, .. }, _) => known.add(blob, None),
+                (Target::Literal { .. }, Some(Source::Zeros { length })) => {
+                    literals.push((offset_in_file, vec![0; usize::try_from(length).unwrap_or_default()]));
+                }
+                (Target::Literal { .. }, Some(Source::Literal { bytes })) => {
+                    literals.push((offset_in_file, bytes.to_vec()));
+                }
+                (Target::Literal { .. }, _) => {}
             }
-            offset = offset.saturating_add(length);
         }
-        segments.for_each(|segment| known.refute(segment.target));
         Some(Self { blobs: known.into_blobs(), literals })
     }
 
@@ -74,29 +75,40 @@ impl IndexedBlobs {
         plan: &SplitPlan,
     ) -> Result<Vec<Candidate>, StoreError> {
         let mut stored = Vec::new();
-        for (blob, digest) in &self.blobs {
+        for (planned, part) in &self.blobs {
             // The header has been downloaded.
-            let planned = plan.blobs().get(*blob).filter(|planned| planned.content != BlobContent::Header);
-            let size = planned.map_or(0, |planned| planned.size);
+            let blob = plan.blobs().get(*planned).filter(|blob| blob.content != BlobContent::Header);
+            let size = blob.map_or(0, |blob| blob.size);
             // Before the check, so that no collection deletes it in between.
-            lease.protect(*digest);
-            if size > 0 && store.content().blob_size(*digest)? == Some(size) {
-                stored.push((*blob, *digest, size));
+            lease.protect(part.blob);
+            if size > 0
+                && let Some(found) = store.content().blob_size(part.blob)?
+            {
+                stored.push((*planned, *part, (size, found)));
             }
         }
-        let models = models_with(store, job, stored.iter().map(|(_, digest, _)| *digest).collect())?;
-        let candidate =
-            |(blob, digest, size)| Some(Candidate::indexed(blob, digest, size, *models.get(&digest)?));
+        let models = models_with(store, job, stored.iter().map(|(_, part, _)| part.blob).collect())?;
+        let candidate = |(planned, IndexedPart { blob, at }, sizes)| {
+            Candidate::within(planned, (blob, at), sizes, *models.get(&blob)?)
+        };
         Ok(stored.into_iter().filter_map(candidate).collect())
     }
 
-    /// The planned blobs of which nothing has arrived, with their digests and sizes.
+    /// The planned blobs of which nothing has arrived, with their digests and sizes, without those that are known to be parts
+    /// of longer ones.
     pub(super) fn missing(&self, assembler: &Assembler) -> Vec<(usize, Digest, u64)> {
         let stored = assembler.stored();
         let size = |blob: usize| assembler.plan().blobs().get(blob).map_or(0, |planned| planned.size);
         let is_missing = |blob: usize| !stored.contains_key(&blob) && assembler.is_untouched(blob);
-        let missing = self.blobs.iter().filter(|(blob, _)| is_missing(**blob));
-        missing.map(|(blob, digest)| (*blob, *digest, size(*blob))).collect()
+        let missing = self.blobs.iter().filter(|(blob, part)| part.at == 0 && is_missing(**blob));
+        missing.map(|(blob, part)| (*blob, part.blob, size(*blob))).collect()
+    }
+
+    /// Leaves out what is copied from longer blobs: its own digest is not in the index.
+    pub(super) fn leave_out_parts(&mut self, candidates: &[Candidate]) {
+        for part in candidates.iter().filter(|candidate| candidate.part_at.is_some()) {
+            self.blobs.remove(&part.blob);
+        }
     }
 
     /// Uses the bytes between tensors as they are in the index, so that none is requested for itself.
@@ -113,8 +125,9 @@ impl IndexedBlobs {
     /// second time none, and none if they are so much of the file that the index is more likely to be wrong.
     pub(super) fn take_damaged(&mut self, assembler: &Assembler, found: &[Digest]) -> Vec<usize> {
         let (planned, stored) = (assembler.plan().blobs(), assembler.stored());
-        let is_other = |(blob, digest): &(usize, Digest)| {
-            found.len() == planned.len() && !stored.contains_key(blob) && found.get(*blob) != Some(digest)
+        let is_other = |(blob, part): &(usize, IndexedPart)| {
+            let is_comparable = part.at == 0 && found.len() == planned.len() && !stored.contains_key(blob);
+            is_comparable && found.get(*blob) != Some(&part.blob)
         };
         let damaged: Vec<_> = std::mem::take(&mut self.blobs).into_iter().filter(is_other).collect();
         let damaged: Vec<usize> = damaged.into_iter().map(|(blob, _)| blob).collect();
@@ -128,35 +141,20 @@ impl IndexedBlobs {
     }
 }
 
-/// The digests known so far; `None` for a blob if a part of it is not in the index.
+/// The places known so far; `None` for a blob if the index does not have all its segments at the same distances in one blob.
 #[derive(Default)]
-struct KnownParts(BTreeMap<usize, Option<Digest>>);
+struct KnownParts(BTreeMap<usize, Option<IndexedPart>>);
 
 impl KnownParts {
-    fn add(&mut self, blob: usize, digest: Digest) {
-        let known = self.0.entry(blob).or_insert(Some(digest));
-        if *known != Some(digest) {
+    fn add(&mut self, blob: usize, part: Option<IndexedPart>) {
+        let known = self.0.entry(blob).or_insert(part);
+        if *known != part {
             *known = None;
         }
     }
 
-    fn refute(&mut self, target: Target) {
-        if let Target::Blob { blob, .. } = target {
-            self.0.insert(blob, None);
-        }
-    }
-
-    fn into_blobs(self) -> BTreeMap<usize, Digest> {
-        self.0.into_iter().filter_map(|(blob, digest)| Some((blob, digest?))).collect()
-    }
-}
-
-/// The bytes of a piece without a blob, which are few.
-fn bytes_of(piece: &Piece) -> Vec<u8> {
-    match piece {
-        Piece::Literal { literal } => literal.clone(),
-        Piece::Zeros { zeros } => vec![0; usize::try_from(*zeros).unwrap_or_default()],
-        Piece::Blob { .. } => Vec::new(),
+    fn into_blobs(self) -> BTreeMap<usize, IndexedPart> {
+        self.0.into_iter().filter_map(|(blob, part)| Some((blob, part?))).collect()
     }
 }
 
@@ -227,7 +225,8 @@ mod tests {
     fn index_of_the_file_names_all_its_blobs_and_gaps() {
         let (plan, header, recipe) = file();
         let known = IndexedBlobs::new(&recipe, &plan, &header).unwrap();
-        let wanted = [&header[..], b"a", b"b", b"c"].map(Digest::of).into_iter().enumerate().collect();
+        let whole = |blob| IndexedPart { blob: Digest::of(blob), at: 0 };
+        let wanted = [&header[..], b"a", b"b", b"c"].map(whole).into_iter().enumerate().collect();
         assert_eq!(known.blobs, wanted);
         assert_eq!(known.literals.len(), 2);
         assert!(known.literals.iter().all(|(_, bytes)| *bytes == [0; 28]));
@@ -255,17 +254,25 @@ mod tests {
         });
         let known = IndexedBlobs::new(&moved, &plan, &header).unwrap();
         assert_eq!(known.blobs.keys().collect::<Vec<_>>(), [&0, &1, &3]);
-        assert_eq!(known.literals.len(), 1);
+        assert_eq!(known.literals.len(), 2);
+    }
+
+    #[test]
+    fn parts_of_longer_blobs_are_known_with_their_offsets() {
+        let (plan, header, recipe) = file();
+        let at = |known: &IndexedBlobs, blob: usize| known.blobs[&blob].at;
         let shifted = with(&recipe, |pieces| {
             pieces[3] = Piece::Blob { blob: Digest::of(b"b"), offset: 1, length: 100 };
         });
         let known = IndexedBlobs::new(&shifted, &plan, &header).unwrap();
-        assert_eq!(known.blobs.keys().collect::<Vec<_>>(), [&0, &1, &3]);
+        assert_eq!([1, 2, 3].map(|blob| at(&known, blob)), [0, 1, 0]);
         // All of the file is one piece.
         let whole = with(&recipe, |pieces| {
             pieces.truncate(1);
             pieces.push(Piece::Blob { blob: Digest::of(b"x"), offset: 0, length: 2 * 128 + 100 });
         });
-        assert_eq!(IndexedBlobs::new(&whole, &plan, &header).unwrap().blobs.len(), 1);
+        let known = IndexedBlobs::new(&whole, &plan, &header).unwrap();
+        assert_eq!([1, 2, 3].map(|blob| at(&known, blob)), [0, 128, 256]);
+        assert!(known.literals.is_empty());
     }
 }

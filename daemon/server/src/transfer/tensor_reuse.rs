@@ -37,9 +37,17 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// One that a tensor index names. `model` is the manifest of a model that has it.
-    pub(super) const fn indexed(blob: usize, digest: Digest, size: u64, model: Digest) -> Self {
-        Self { blob, digest, size, part_at: None, model, samples: 0 }
+    /// One that the store has in `stored`, a blob and the offset in it. `sizes` are its own size and that of the blob; `None` if
+    /// it is not inside. `model` is the manifest of a model that has the blob.
+    pub(super) fn within(
+        planned: usize,
+        (digest, offset): (Digest, u64),
+        (size, stored): (u64, u64),
+        model: Digest,
+    ) -> Option<Self> {
+        let is_inside = size > 0 && offset.checked_add(size).is_some_and(|end| end <= stored);
+        let part_at = Some(offset).filter(|_| size != stored);
+        is_inside.then_some(Self { blob: planned, digest, size, part_at, model, samples: 0 })
     }
 }
 
@@ -96,10 +104,7 @@ pub(super) fn candidates(
         // Before the check, so that no collection deletes it in between.
         lease.protect(digest);
         let stored = store.content().blob_size(digest)?.unwrap_or_default();
-        if size > 0 && offset.checked_add(size).is_some_and(|end| end <= stored) {
-            let part_at = Some(offset).filter(|_| size != stored);
-            candidates.push(Candidate { blob, digest, size, part_at, model, samples: 0 });
-        }
+        candidates.extend(Candidate::within(blob, (digest, offset), (size, stored), model));
     }
     let all = candidates.iter().map(|candidate| candidate.size).fold(0, u64::saturating_add);
     Ok(if all < MIN_REUSED_BYTES { Vec::new() } else { candidates })

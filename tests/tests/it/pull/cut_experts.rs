@@ -132,6 +132,30 @@ fn experts_that_are_stored_in_one_blob_are_not_downloaded() {
     check(&commands, &cut, "alone");
 }
 
+#[test]
+fn tensor_index_finds_experts_in_the_blobs_of_whole_groups() {
+    let registry = FakeRegistry::start().unwrap();
+    let cut = folder(&large(), &[5, 11]);
+    let publisher = Commands::with("");
+    import(&publisher, &cut, "m");
+    let name = registry.name("team/mixture:1");
+    let pushed = publisher.run(&["push", "m", &name]).succeeds().json_lines().pop().unwrap();
+    assert_eq!(pushed["index"]["delivery"], "sent", "{pushed}");
+    let mut changed = large();
+    changed[7].2[300_001] ^= 1;
+    // In the second case the index names the publisher's group, which the store lacks.
+    for (stored, most) in [(large(), 256 << 10), (changed, u64::MAX)] {
+        let commands = Commands::with("");
+        import(&commands, &folder(&stored, &[]), "whole");
+        let done = pulled(commands.run(&["pull", &name, "--name", NAME]));
+        assert!(done["downloaded_bytes"].as_u64().unwrap() < most, "{done}");
+        check_files(&commands, &cut, "with an index");
+        assert_eq!(done["index"].is_object(), most < u64::MAX, "{done}");
+        commands.run(&["rm", "whole"]).succeeds();
+        assert_eq!(blobs(&commands.root()), imported_blobs(&cut));
+    }
+}
+
 /// A byte that no sample sees differs.
 #[test]
 fn expert_that_differs_from_the_stored_one_is_downloaded() {
