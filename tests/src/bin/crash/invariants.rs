@@ -95,10 +95,21 @@ pub(crate) fn exported_models(blobd: &Blobd) -> Outcome<Contents> {
     for model in list["models"].as_array().ok_or("ls --json without models")? {
         ensure(model["damage"].is_null(), || format!("I2: {model}"))?;
         let name = model["name"].as_str().ok_or("a model without a name")?;
-        let file = blobd.line(&format!("export {name} -o -")).succeeds().stdout;
-        contents.insert(name.trim_end_matches(":latest").to_owned(), sha256(&file));
+        contents.insert(name.trim_end_matches(":latest").to_owned(), sha256(&exported(blobd, name)?));
     }
     Ok(contents)
+}
+
+/// The file of a model, or its shards one after the other.
+fn exported(blobd: &Blobd, name: &str) -> Outcome<Vec<u8>> {
+    let folder = tempfile::tempdir()?;
+    let arguments =
+        ["export".as_ref(), name.as_ref(), "-o".as_ref(), folder.path().as_os_str(), "--force".as_ref()];
+    blobd.run(arguments).succeeds();
+    let mut files = fs::read_dir(folder.path())?.map(|file| Ok(file?.path())).collect::<Outcome<Vec<_>>>()?;
+    files.sort();
+    let files = files.iter().map(fs::read).collect::<Result<Vec<_>, _>>()?;
+    Ok(files.concat())
 }
 
 /// The user and group that own the stores of these tests. Their daemon runs as root.

@@ -59,11 +59,21 @@ impl SampleRegistry {
     /// # Errors
     /// When the file cannot be written.
     pub(crate) fn add(&self, name: &str, model: &ModelFile) -> Outcome<Sample> {
+        self.add_shards(name, std::slice::from_ref(model))
+    }
+
+    /// Adds a model of several files; the sample's file has one after the other.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub(crate) fn add_shards(&self, name: &str, shards: &[ModelFile]) -> Outcome<Sample> {
         const MODEL: &str = "application/vnd.ollama.image.model";
-        let (bytes, path) = (model.bytes(), self.folder.join(format!("sample-{name}.gguf")));
+        let shards: Vec<_> = shards.iter().map(ModelFile::bytes).collect();
+        let layers: Vec<_> = shards.iter().map(|shard| (MODEL, shard.as_slice())).collect();
+        let (bytes, path) = (shards.concat(), self.folder.join(format!("sample-{name}.gguf")));
         std::fs::write(&path, &bytes)?;
         let reference = format!("library/sample-{name}:latest");
-        self.registry.add_model(&reference, b"{}", &[(MODEL, &bytes)])?;
+        self.registry.add_model(&reference, b"{}", &layers)?;
         let source = self.registry.name(&reference);
         Ok(Sample { path, source, digest: sha256(&bytes), size: bytes.len() })
     }

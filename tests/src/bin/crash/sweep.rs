@@ -151,6 +151,8 @@ struct Fixture {
     relative: Sample,
     new: Sample,
     begun: Sample,
+    /// Its shards end within groups of experts.
+    cut: Sample,
     probe: Sample,
     /// The SHA-256 of the file of the model that `edit` makes of `kept`.
     edited: String,
@@ -176,6 +178,7 @@ impl Fixture {
             relative: registry.add("relative", &kept.with_changed("t0"))?,
             new: registry.add("new", &small_model(2))?,
             begun: registry.add("begun", &small_model(5))?,
+            cut: registry.add_shards("cut", &ModelFile::separate_experts(6, 4).shards(3))?,
             probe: registry.add("probe", &small_model(3))?,
             edited: sha256(&edited.bytes()),
             registry,
@@ -263,6 +266,7 @@ impl Fixture {
             "RELATIVE" => Some(&self.relative),
             "KEPT" => Some(&self.kept),
             "BEGUN" => Some(&self.begun),
+            "CUT" => Some(&self.cut),
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
 //! The commands that are swept, and what each of them changes.
 
 /// All of them.
-pub(super) const OPERATIONS: [Operation; 23] = [
+pub(super) const OPERATIONS: [Operation; 24] = [
     Operation::of("first start", "ls", &[]),
     Operation::of("import", "import NEW --name new", &[("new", "NEW")]).of_blobs(),
     Operation::of("import of a relative", "import RELATIVE --name new", &[("new", "RELATIVE")]).of_blobs(),
@@ -17,6 +17,7 @@ pub(super) const OPERATIONS: [Operation; 23] = [
     Operation::of("pull", "pull at:NEW --name new", &[("new", "NEW")]).of_blobs(),
     Operation::of("pull of a relative", "pull at:RELATIVE --name new", &[("new", "RELATIVE")]).of_blobs(),
     Operation::of("resumed pull", "pull at:BEGUN --name new", &[("new", "BEGUN")]).of_blobs(),
+    Operation::of("pull of cut experts", "pull at:CUT --name new", &[("new", "CUT")]).of_blobs(),
     Operation::of("edit", "edit kept new --set general.name:string=edited", &[("new", "EDITED")]).of_blobs(),
     Operation::of("tag", "tag kept new", &[("new", "KEPT")]),
     Operation::of("rename", "rename kept new", &[("new", "KEPT"), ("kept", "")]).once(),
