@@ -14,7 +14,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -161,6 +161,22 @@ impl Disk for CrashDisk {
         self.call(|tree| {
             let file = KernelDisk.create_file(root, path, mode)?;
             tree.file_created(path);
+            Ok(file)
+        })
+    }
+
+    fn create_reflink(
+        &self,
+        root: &Root,
+        path: &Path,
+        size: u64,
+        reflink: &mut dyn FnMut(BorrowedFd<'_>) -> io::Result<bool>,
+    ) -> io::Result<Option<File>> {
+        self.call(|tree| {
+            let file = KernelDisk.create_reflink(root, path, size, reflink)?;
+            if file.is_some() {
+                tree.file_created(path);
+            }
             Ok(file)
         })
     }

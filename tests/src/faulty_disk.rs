@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -14,6 +15,7 @@ use rustix::io::Errno;
 pub enum Call {
     CreateDir,
     CreateFile,
+    CreateReflink,
     OpenFile,
     Reserve,
     WriteAt,
@@ -102,6 +104,17 @@ impl Disk for FaultyDisk {
     fn create_file(&self, root: &Root, path: &Path, mode: u32) -> io::Result<File> {
         self.check(Call::CreateFile)?;
         KernelDisk.create_file(root, path, mode)
+    }
+
+    fn create_reflink(
+        &self,
+        root: &Root,
+        path: &Path,
+        size: u64,
+        reflink: &mut dyn FnMut(BorrowedFd<'_>) -> io::Result<bool>,
+    ) -> io::Result<Option<File>> {
+        self.check(Call::CreateReflink)?;
+        KernelDisk.create_reflink(root, path, size, reflink)
     }
 
     fn open_file(&self, root: &Root, path: &Path, change: Change) -> io::Result<File> {

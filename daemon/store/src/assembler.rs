@@ -30,6 +30,7 @@ mod direct_writer;
 mod hash;
 mod partial;
 mod pipeline;
+mod reflink;
 mod second_copy;
 mod shared;
 #[cfg(test)]

@@ -11,13 +11,14 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::ops::Deref;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::{fmt, io};
 
 use rustix::fs::{
-    AtFlags, FallocateFlags, Mode, OFlags, RenameFlags, fchmod, linkat, mkdirat, openat, renameat,
+    AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, fchmod, linkat, mkdirat, openat, renameat,
     renameat_with, unlinkat,
 };
 use rustix::io::Errno;
@@ -55,6 +56,29 @@ pub trait Disk: fmt::Debug + Send + Sync {
             fchmod(&file, Mode::from_raw_mode(mode))?;
         }
         Ok(file)
+    }
+
+    /// Creates a file that shares the blocks of another file of this length, which `reflink` has the kernel do (it returns
+    /// false if that is not possible); `None` if the file has to be written instead. It has no name until it is complete:
+    /// the kernel locks it while it waits in `reflink`, perhaps for ever, and removing a name would wait for the lock.
+    fn create_reflink(
+        &self,
+        root: &Root,
+        path: &Path,
+        size: u64,
+        reflink: &mut dyn FnMut(BorrowedFd<'_>) -> io::Result<bool>,
+    ) -> io::Result<Option<File>> {
+        let (parent, name) = root.parent_of(path)?;
+        let Ok(file) = openat(&parent, ".", UNNAMED_FILE, Mode::from_raw_mode(0o600)) else {
+            return Ok(None);
+        };
+        let file = File::from(file);
+        if !reflink(file.as_fd())? || FileStatus::from_file(&file)?.len() != size {
+            return Ok(None);
+        }
+        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let linked = linkat(CWD, unnamed, parent, name, AtFlags::SYMLINK_FOLLOW);
+        Ok(linked.is_ok().then_some(file))
     }
 
     /// Opens a regular file to change it. Refuses a file with several names or another owner.
@@ -148,6 +172,8 @@ pub enum Change {
 
 /// A file that is created, and that nothing else may be.
 const NEW_FILE: OFlags = OFlags::RDWR.union(OFlags::CREATE).union(OFlags::EXCL).union(FILE);
+/// A file without a name in a directory.
+const UNNAMED_FILE: OFlags = OFlags::RDWR.union(OFlags::TMPFILE).union(OFlags::CLOEXEC);
 /// The kernel writes smaller amounts back in time by itself, and a call for each would be expensive.
 const WORTH_WRITEBACK_BYTES: usize = 64 << 10;
 
@@ -235,6 +261,17 @@ impl GuardedDisk {
 
     pub(crate) fn create_file(&self, path: &Path, mode: u32) -> Result<File, StoreError> {
         self.writable()?.create_file(&self.root, path, mode).map_err(self.root.failure("create", path))
+    }
+
+    /// Creates a file that shares the blocks of another one, see [`Disk::create_reflink`].
+    pub(crate) fn create_reflink(
+        &self,
+        path: &Path,
+        size: u64,
+        reflink: &mut dyn FnMut(BorrowedFd<'_>) -> io::Result<bool>,
+    ) -> Result<Option<File>, StoreError> {
+        let created = self.writable()?.create_reflink(&self.root, path, size, reflink);
+        created.map_err(self.root.failure("create", path))
     }
 
     pub(crate) fn open_file(&self, path: &Path) -> Result<File, StoreError> {

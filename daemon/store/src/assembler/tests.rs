@@ -196,7 +196,7 @@ fn promised_number_of_chunks_suffices_for_any_file() {
 }
 
 /// The files of the only transaction in `staging/`, by name.
-fn staged(store: &Store) -> Vec<(String, Vec<u8>)> {
+pub(super) fn staged(store: &Store) -> Vec<(String, Vec<u8>)> {
     let transaction = std::fs::read_dir(store.path(layout::STAGING)).unwrap().next().unwrap().unwrap();
     let files = std::fs::read_dir(transaction.path()).unwrap().map(Result::unwrap);
     let mut files: Vec<_> = files
