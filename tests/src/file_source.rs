@@ -1,9 +1,12 @@
-//! Imports of a file that this process has open; the daemon reads its clients' files in another process.
+//! Imports of files that this process has open; the daemon reads its clients' files in another process.
+//!
+//! In place of a reflink, which few file systems have, a file is copied, through no call of the store's disk.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +30,21 @@ pub fn import_file(
     cancelled: &AtomicBool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Imported, OpError> {
-    let mut source = FileSource { file, requested: VecDeque::new(), cancelled };
+    import_files(store, params, &[file], cancelled, progress)
+}
+
+/// Imports the listed files.
+///
+/// # Errors
+/// What a client would be told.
+pub fn import_files(
+    store: &Arc<Store>,
+    params: &ImportParams,
+    files: &[&File],
+    cancelled: &AtomicBool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Imported, OpError> {
+    let mut source = FileSource::new(files, cancelled);
     ops::import(
         store,
         ops::Requester::own(),
@@ -44,8 +61,8 @@ pub fn import_file(
 /// As [`ingest_file`].
 pub fn ingest_bytes(ingest: &mut Ingest, bytes: &[u8]) -> Result<IngestedFile, IngestError> {
     let (file, cancelled) = (in_memory(bytes), AtomicBool::new(false));
-    let mut source = FileSource { file: &file, requested: VecDeque::new(), cancelled: &cancelled };
-    ingest_file(ingest, &mut source, bytes.len() as u64, &mut |_, _| ())
+    let files = [&file];
+    ingest_file(ingest, &mut FileSource::new(&files, &cancelled), bytes.len() as u64, &mut |_, _| ())
 }
 
 /// An open file with this content.
@@ -56,9 +73,16 @@ pub fn in_memory(bytes: &[u8]) -> File {
 }
 
 struct FileSource<'f> {
-    file: &'f File,
+    files: &'f [&'f File],
+    selected: &'f File,
     requested: VecDeque<Range<u64>>,
     cancelled: &'f AtomicBool,
+}
+
+impl<'f> FileSource<'f> {
+    fn new(files: &'f [&'f File], cancelled: &'f AtomicBool) -> Self {
+        Self { files, selected: files[0], requested: VecDeque::new(), cancelled }
+    }
 }
 
 impl blobd_server::ingest::FileSource for FileSource<'_> {
@@ -68,20 +92,37 @@ impl blobd_server::ingest::FileSource for FileSource<'_> {
     }
 
     fn receive(&mut self) -> io::Result<Bytes> {
-        if self.cancelled.load(Ordering::Relaxed) {
-            return Err(io::Error::other("the client of this import has disconnected"));
-        }
+        self.check_wanted()?;
         let Range { start, end } = self.requested.pop_front().unwrap_or_default();
         // Reads at its own offset, because the file offset is shared with the caller.
         let mut bytes = vec![0; usize::try_from(end - start).map_err(io::Error::other)?];
-        let read = self.file.read_at(&mut bytes, start)?;
+        let read = self.selected.read_at(&mut bytes, start)?;
         bytes.truncate(read);
         Ok(bytes.into())
+    }
+
+    fn reflink_to(&mut self, target: BorrowedFd<'_>) -> io::Result<bool> {
+        let mut bytes = vec![0; usize::try_from(self.selected.metadata()?.len()).map_err(io::Error::other)?];
+        self.selected.read_exact_at(&mut bytes, 0)?;
+        File::from(target.try_clone_to_owned()?).write_all_at(&bytes, 0)?;
+        Ok(true)
+    }
+
+    fn check_wanted(&self) -> io::Result<()> {
+        match self.cancelled.load(Ordering::Relaxed) {
+            true => Err(io::Error::other("the client of this import has disconnected")),
+            false => Ok(()),
+        }
     }
 }
 
 impl ImportSource for FileSource<'_> {
     fn inspect(&mut self) -> io::Result<FileFacts> {
-        FileFacts::from_file(self.file)
+        FileFacts::from_file(self.selected)
+    }
+
+    fn select(&mut self, number: usize) -> io::Result<()> {
+        self.selected = self.files.get(number).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(())
     }
 }

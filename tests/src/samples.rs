@@ -33,8 +33,8 @@ pub const LARGE: usize = 5;
 pub const LARGE_RELATIVE: usize = 6;
 /// A file with more blobs than are published at once.
 pub const MANY: usize = 7;
-/// A file that is not GGUF, which cannot be imported. It is pulled together with the empty one and stored
-/// whole.
+/// A file that is not GGUF, so it is stored whole. It is pulled and imported together with the empty one. An import
+/// shares its blocks with the source.
 pub const WHOLE: usize = 8;
 /// A compressed archive with [`UNNAMED`], which is only pulled.
 pub const PACKED: usize = 9;

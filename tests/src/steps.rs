@@ -7,16 +7,16 @@ use std::sync::atomic::AtomicBool;
 use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::naming::{EditParams, KeyChange, PromoteParams, UndoParams};
 use blobd_client::protocol::request::{
-    GcParams, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
+    GcParams, ImportFile, ImportParams, PinParams, RemoveParams, TagParams, UndeleteParams,
 };
 use blobd_client::protocol::signatures::{SignParams, SignaturesParams};
 use blobd_server::ops::{self, OpError, Requester};
 use blobd_store::{Ingest, Store};
 use blobd_store_format::signature::{Bundle, SignedFile, Statement};
 
-use crate::file_source::{import_file, in_memory, ingest_bytes};
+use crate::file_source::{import_files, in_memory, ingest_bytes};
 use crate::pulls;
-use crate::samples::{NAMED, UNNAMED, files, reference};
+use crate::samples::{NAMED, UNNAMED, WHOLE, files, reference, weights};
 use crate::store_state::{Key, StoreState};
 use crate::verbs::InProcess;
 
@@ -288,9 +288,29 @@ fn undo(before: &StoreState, name: usize, file: usize) -> Outcomes {
 }
 
 fn import(store: &Arc<Store>, file: usize, name: usize) -> Result<(), OpError> {
-    let opened = in_memory(&files()[file].bytes);
     let params = ImportParams { name: Some(reference(name)), force: true, ..ImportParams::new("model.gguf") };
-    import_file(store, &params, &opened, &AtomicBool::new(false), &mut |_, _| ()).map(|_| ())
+    let (params, files): (_, &[_]) = match file {
+        WHOLE => {
+            let listed = [listed("model.gguf", weights(WHOLE)), listed("other.bin", &files()[WHOLE].bytes)];
+            let files = [weights(WHOLE), &files()[WHOLE].bytes];
+            (ImportParams { files: listed.into(), ..params }, &files.map(in_memory))
+        }
+        file => (params, &[in_memory(&files()[file].bytes)]),
+    };
+    let (files, never) = (files.iter().collect::<Vec<_>>(), AtomicBool::new(false));
+    import_files(store, &params, &files, &never, &mut |_, _| ()).map(|_| ())
+}
+
+fn listed(path: &str, bytes: &[u8]) -> ImportFile {
+    ImportFile {
+        path: path.to_owned(),
+        size: bytes.len() as u64,
+        component: None,
+        digest: None,
+        was_read: false,
+        offset: 0,
+        stream: false,
+    }
 }
 
 fn edit(store: &Arc<Store>, source: usize, target: usize) -> Result<(), OpError> {

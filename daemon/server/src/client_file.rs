@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +23,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use blobd_client::protocol::MAX_WANTED_FILES;
+use blobd_client::protocol::connection::{is_too_many_in_flight, send_message};
 use blobd_store::{CHUNK_BYTES, CHUNKS_IN_USE};
 use blobd_store_format::file_type::ShardName;
 use bytes::Bytes;
@@ -183,6 +184,18 @@ impl ClientFile {
         self.notes.write_all(&channel::encode(&request)?)
     }
 
+    /// Sends a request with a descriptor; false if the kernel passes no more descriptors now.
+    fn send_with(&mut self, request: Request, descriptor: BorrowedFd<'_>) -> io::Result<bool> {
+        let record = channel::encode(&request)?;
+        match send_message(&self.notes, &record, &[descriptor]) {
+            Err(error) if is_too_many_in_flight(&error) => Ok(false),
+            sent => {
+                self.notes.write_all(record.get(sent?..).unwrap_or_default())?;
+                Ok(true)
+            }
+        }
+    }
+
     /// Retries until data arrives, the client disconnects, or the time is over.
     fn wait(
         &mut self,
@@ -190,9 +203,7 @@ impl ClientFile {
         mut read: impl FnMut(&mut Self) -> io::Result<usize>,
     ) -> io::Result<usize> {
         loop {
-            if self.cancelled.load(Ordering::Relaxed) {
-                return Err(client_has_gone());
-            }
+            self.check_wanted()?;
             match read(self) {
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
@@ -220,6 +231,27 @@ impl FileSource for ClientFile {
 
     fn is_stream(&self) -> bool {
         self.offset.is_none()
+    }
+
+    /// A file on another file system or on one that cannot do that, and most files that are in use in some special way,
+    /// such as for swapping, are refused by the kernel.
+    fn reflink_to(&mut self, target: BorrowedFd<'_>) -> io::Result<bool> {
+        // Of a content that begins elsewhere in its file, the whole file is more.
+        if self.offset != Some(0) || !self.send_with(Request::Reflink { file: self.selected }, target)? {
+            return Ok(false);
+        }
+        match self.note(None)? {
+            Note::Shared => Ok(true),
+            Note::Failed(errno) => {
+                tracing::debug!("no blocks are shared: {}", io::Error::from_raw_os_error(errno));
+                Ok(false)
+            }
+            note => Err(unexpected(note)),
+        }
+    }
+
+    fn check_wanted(&self) -> io::Result<()> {
+        if self.cancelled.load(Ordering::Relaxed) { Err(client_has_gone()) } else { Ok(()) }
     }
 
     fn receive(&mut self) -> io::Result<Bytes> {

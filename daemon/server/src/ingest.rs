@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 
 use blobd_model::facts::ModelFacts;
 use blobd_store::{Assembler, CHUNK_BYTES, Ingest, RangeSource, SharedBlobs, StoreError};
@@ -14,6 +15,8 @@ use blobd_store_format::file_format::{FileOrigin, FormatError, ModelHeader, stre
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::split::{BlobPlaces, PlannedBlob, SharedPart, SplitPlan, Target};
 use bytes::Bytes;
+
+mod reflink;
 
 /// A file to be ingested. Ranges are requested ahead, at most [`blobd_store::CHUNKS_IN_USE`] of at most
 /// [`blobd_store::CHUNK_BYTES`], and received in that order.
@@ -27,6 +30,17 @@ pub trait FileSource: Send {
     /// Whether each byte can be received only once. Ranges are then requested in order, without gaps.
     fn is_stream(&self) -> bool {
         false
+    }
+
+    /// Has an empty file share all blocks of this one (a reflink); false if that is not possible, so that this one has to
+    /// be read. To be called when no range is requested.
+    fn reflink_to(&mut self, _target: BorrowedFd<'_>) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    /// Fails if nobody waits for the file any more.
+    fn check_wanted(&self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -161,9 +175,13 @@ impl BegunFile<'_> {
         let reused_bytes = stored.keys().filter_map(|blob| plan.blobs().get(*blob)).map(|blob| blob.size);
         ingest.note_reused(reused_bytes.fold(0, u64::saturating_add));
         let is_shared = plan.blobs().iter().any(|blob| blob.shared_group().is_some());
+        let may_reflink = plan.is_whole() && stored.is_empty();
         let assembler = Assembler::new(ingest.staging(), plan).continuing(shared);
         stored.into_iter().for_each(|(blob, digest)| assembler.take_stored(blob, digest));
-        let file = assembler.store_in_order(&mut content, ingest);
+        let file = match may_reflink && content.reflink(&assembler)? {
+            true => content.hash_reflink(&assembler, ingest),
+            false => assembler.store_in_order(&mut content, ingest),
+        };
         let file = file.map_err(|error| difference(ingest, error))?;
         let digest = file.digest;
         match is_shared {
@@ -177,7 +195,7 @@ impl BegunFile<'_> {
 }
 
 /// Files up to this size that are stored whole are read into memory: most of a folder's are, and the store has many of them
-/// already.
+/// already. To share the blocks of one of these takes as long as to copy them.
 const SMALL_BYTES: u64 = 256 << 10;
 
 fn ingest_small(ingest: &mut Ingest, mut content: Content<'_>) -> Result<IngestedFile, IngestError> {

@@ -67,7 +67,7 @@ fn action() -> impl Strategy<Value = Action> {
     let name = || 0..NAMES.len();
     let step = prop_oneof![
         8 => (0..LARGE, name()).prop_map(|(file, name)| Step::Import { file, name }),
-        1 => (LARGE..=MANY, name()).prop_map(|(file, name)| Step::Import { file, name }),
+        1 => (LARGE..=WHOLE, name()).prop_map(|(file, name)| Step::Import { file, name }),
         4 => (0..LARGE, name()).prop_map(|(file, name)| Step::Pull { file, name }),
         1 => (LARGE..=WHOLE, name()).prop_map(|(file, name)| Step::Pull { file, name }),
         2 => (0..=WHOLE, name()).prop_map(|(file, name)| Step::PullInTwoParts { file, name }),
@@ -339,6 +339,11 @@ fn check_sync_is_needed(before: &[Step], step: Step) {
 fn import_needs_the_sync_of_its_blobs_in_every_mode() {
     check_sync_is_needed(&[], Step::Import { file: 0, name: 0 });
     check_sync_is_needed(&[Step::Import { file: 0, name: 0 }], Step::Import { file: 1, name: 1 });
+}
+
+#[test]
+fn import_of_a_file_that_shares_its_blocks_needs_its_sync_in_every_mode() {
+    check_sync_is_needed(&[Step::Import { file: EMPTY, name: 1 }], Step::Import { file: WHOLE, name: 0 });
 }
 
 #[test]

@@ -226,6 +226,11 @@ fn import_of_a_dozen_blobs_fails_cleanly_at_every_call() {
 }
 
 #[test]
+fn import_of_a_file_that_shares_its_blocks_fails_cleanly_at_every_call() {
+    sweep_in_every_mode(&[], Step::Import { file: WHOLE, name: NAME });
+}
+
+#[test]
 fn import_with_a_sync_per_blob_fails_cleanly_at_every_call() {
     let step = Step::Import { file: SIBLING, name: NAME };
     Sweep { durability: Durability::Fsync, ..Sweep::of(&[], step) }.run();

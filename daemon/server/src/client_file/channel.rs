@@ -35,6 +35,10 @@ pub(super) enum Request {
         offset: Option<u64>,
         length: usize,
     },
+    /// To share all blocks of a file with the file whose descriptor comes with this request.
+    Reflink {
+        file: u16,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +49,9 @@ pub(super) enum Note {
     Facts(FileFacts),
     /// The number of bytes read: as many as requested, or all up to the end of the file.
     Read(usize),
-    /// The file cannot be inspected or read: the error number.
+    /// The blocks are shared, and the descriptor that came with the request is closed.
+    Shared,
+    /// The file cannot be inspected or read, or its blocks cannot be shared: the error number.
     Failed(i32),
 }
 
@@ -121,13 +127,16 @@ mod tests {
         let longest = FileFacts { mode: u32::MAX, size: u64::MAX, modified, access };
         let refused = Note::Refused(Refusal::NoFile);
         let read = Note::Read(usize::MAX);
-        for note in [Note::Received, refused, Note::Facts(longest), read, Note::Failed(i32::MIN)] {
+        for note in
+            [Note::Received, refused, Note::Facts(longest), read, Note::Shared, Note::Failed(i32::MIN)]
+        {
             assert_eq!(decode(&encode(&note).unwrap()), Some(note));
         }
         let read =
             Request::Read { file: u16::MAX, slot: usize::MAX, offset: Some(u64::MAX), length: usize::MAX };
         let receive = Request::Receive { first: u32::MAX, count: u8::MAX, is_last: false, keeps: false };
-        for request in [Request::Inspect { file: u16::MAX }, receive, read] {
+        let reflink = Request::Reflink { file: u16::MAX };
+        for request in [Request::Inspect { file: u16::MAX }, receive, read, reflink] {
             assert_eq!(decode(&encode(&request).unwrap()), Some(request));
         }
         assert_eq!(decode::<Note>(&[b'x'; RECORD_BYTES]), None);

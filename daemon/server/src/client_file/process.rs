@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use blobd_client::protocol::connection::receive_message;
 use blobd_client::protocol::frame::{Frame, FrameDecoder};
 use blobd_store::{CHUNK_BYTES, CHUNKS_IN_USE, fill};
+use rustix::fs::ioctl_ficlone;
 use rustix::io::Errno;
 
 use super::channel::{Note, RECORD_BYTES, Refusal, Request, decode, encode};
@@ -36,7 +37,7 @@ fn serve(connection: OwnedFd, memory: &File, mut notes: &UnixStream) -> io::Resu
     let mut slots = map_shared(memory, CHUNKS_IN_USE, CHUNK_BYTES)?;
     let (mut files, mut record) = (Vec::new(), [0; RECORD_BYTES]);
     loop {
-        notes.read_exact(&mut record)?;
+        let target = receive_record(notes, &mut record)?;
         let Some(request) = decode(&record) else { return Err(ErrorKind::InvalidData.into()) };
         // Those before the received ones are closed after the note, because that may block like any use of them.
         let mut closed = Vec::new();
@@ -63,10 +64,31 @@ fn serve(connection: OwnedFd, memory: &File, mut notes: &UnixStream) -> io::Resu
                 let read = |file| read(file, offset, slot.unwrap_or_default());
                 noted(numbered(&files, file).and_then(read).map(Note::Read))
             }
+            Request::Reflink { file } => {
+                noted(numbered(&files, file).and_then(|file| reflink(file, target)).map(|()| Note::Shared))
+            }
         };
         notes.write_all(&encode(&note)?)?;
         drop(closed);
     }
+}
+
+/// Receives a request, and the descriptor that comes with it, if one does.
+fn receive_record(notes: &UnixStream, record: &mut [u8; RECORD_BYTES]) -> io::Result<Option<OwnedFd>> {
+    let (mut filled, mut fds) = (0, VecDeque::new());
+    while let Some(rest) = record.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match receive_message(notes, rest, &mut fds, 1)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            received => filled += received,
+        }
+    }
+    Ok(fds.pop_front())
+}
+
+/// Has an empty file share all blocks of this one, and closes it.
+fn reflink(file: &File, target: Option<OwnedFd>) -> io::Result<()> {
+    let target = target.ok_or(ErrorKind::InvalidInput)?;
+    Ok(ioctl_ficlone(target, file)?)
 }
 
 fn noted(result: io::Result<Note>) -> Note {

@@ -15,6 +15,7 @@ use tempfile::TempDir;
 
 use super::*;
 
+mod reflink;
 mod safetensors;
 
 /// A GGUF file of I8 tensors of these sizes, filled with noise.
