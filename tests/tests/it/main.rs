@@ -88,6 +88,7 @@ mod push;
 mod quotas;
 mod read_only;
 mod reference_model;
+mod reflinks;
 mod refused_files;
 mod release;
 mod renames;
