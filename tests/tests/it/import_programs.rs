@@ -18,6 +18,7 @@ use blobd_tests::wait::eventually;
 use serde_json::{Value as Json, json};
 
 mod claims;
+mod places;
 
 /// A folder in which programs keep their models.
 struct Home(PathBuf);
@@ -264,16 +265,20 @@ fn models_of_docker_and_llmman_keep_their_manifests() {
     let docker = ".docker/models";
     let id =
         add_published(&home, &format!("{docker}/blobs/sha256"), &format!("{docker}/manifests/sha256"), 1);
-    let tags = ["docker.io/ai/smollm2:latest", "mine:1"];
-    let index =
-        json!({ "models": [{ "id": id, "tags": tags, "files": [] }, { "id": "sha256:0", "tags": ["bad"] }] });
+    let tags = ["docker.io/ai/smollm2:latest", "ai/short:1", "mine:1"];
+    let untagged = json!({ "id": id, "tags": null, "files": null });
+    let index = json!({ "models": [{ "id": id, "tags": tags, "files": [] }, untagged, { "id": "sha256:0", "tags": ["bad"] }] });
     home.add(&format!("{docker}/models.json"), index.to_string());
     let llmman = ".local/share/llmman";
     let other = add_published(&home, &format!("{llmman}/blobs/sha256"), &format!("{llmman}/blobs/sha256"), 2);
     home.add(&format!("{llmman}/manifests-v2/docker.io/ai/other/1b"), other);
     let blobd = daemon.command();
     let run = home.import(&blobd, &["--from", "docker-model-runner"]).exits_with(1).json();
-    assert_eq!(names(&run["imported"]).len(), 2, "{run}");
+    assert_eq!(
+        names(&run["imported"]),
+        ["docker.io/ai/short:1", "docker.io/ai/smollm2:latest", "mine:1"],
+        "{run}"
+    );
     assert!(run["failed"].to_string().contains("sha256:0"), "{run}");
     let shown = blobd.line("show docker.io/ai/smollm2 --json").succeeds().json();
     assert_eq!(

@@ -55,6 +55,8 @@ pub(crate) struct Program {
     pub(crate) title: &'static str,
     /// Where its models may be, the first place first.
     default_folders: fn() -> Vec<PathBuf>,
+    /// Where its models are in its own folder, which a user may name instead of theirs.
+    subfolders: &'static [&'static str],
     /// Whether it has models in all of these places, and not only in the first that is there.
     uses_all_folders: bool,
     reader: Reader,
@@ -79,7 +81,7 @@ const fn program_of(
     default_folders: fn() -> Vec<PathBuf>,
     reader: Reader,
 ) -> Program {
-    Program { key, title, default_folders, uses_all_folders: false, reader, removal: None }
+    Program { key, title, default_folders, subfolders: &[], uses_all_folders: false, reader, removal: None }
 }
 
 const OLLAMA: Reader = Reader::Own { is_store: ollama::is_store, models: ollama::models };
@@ -94,16 +96,24 @@ const LEMONADE: Reader = Reader::Own { is_store: hub::is_lemonade_store, models:
 
 /// In the order in which `--from all` looks for them.
 pub(crate) const PROGRAMS: [Program; 13] = [
-    program_of("ollama", "Ollama", ollama::default_folders, OLLAMA).moved_by(&removal::OLLAMA),
-    program_of("hf", "Hugging Face", hub::default_folders, HUB).moved_by(&removal::HUB),
+    program_of("ollama", "Ollama", ollama::default_folders, OLLAMA)
+        .in_subfolders(&["models"])
+        .moved_by(&removal::OLLAMA),
+    program_of("hf", "Hugging Face", hub::default_folders, HUB)
+        .in_subfolders(&["hub"])
+        .moved_by(&removal::HUB),
     program_of("llama.cpp", "llama.cpp", llama_cpp::default_folders, LLAMA_CPP)
         .in_all_folders()
         .moved_by(&removal::LLAMA_CPP),
     program_of("lmstudio", "LM Studio", folders::lm_studio_places, Reader::Folders(&folders::LM_STUDIO))
+        .in_subfolders(&["models"])
         .moved_by(&removal::LM_STUDIO),
-    program_of("docker-model-runner", "Docker Model Runner", registry_stores::docker_places, DOCKER),
-    program_of("ramalama", "RamaLama", ramalama::default_folders, RAMALAMA),
-    program_of("jan", "Jan", folders::jan_places, Reader::Folders(&folders::JAN)).in_all_folders(),
+    program_of("docker-model-runner", "Docker Model Runner", registry_stores::docker_places, DOCKER)
+        .in_subfolders(&["models"]),
+    program_of("ramalama", "RamaLama", ramalama::default_folders, RAMALAMA).in_subfolders(&["store"]),
+    program_of("jan", "Jan", folders::jan_places, Reader::Folders(&folders::JAN))
+        .in_subfolders(&folders::JAN_SUBFOLDERS)
+        .in_all_folders(),
     program_of("gpt4all", "GPT4All", folders::gpt4all_places, Reader::Folders(&folders::GPT4ALL))
         .moved_by(&removal::FILES),
     program_of(
@@ -112,15 +122,18 @@ pub(crate) const PROGRAMS: [Program; 13] = [
         folders::model_scope_places,
         Reader::Folders(&folders::MODEL_SCOPE),
     ),
-    program_of("exo", "exo", folders::exo_places, Reader::Folders(&folders::EXO)),
+    program_of("exo", "exo", folders::exo_places, Reader::Folders(&folders::EXO)).in_subfolders(&["models"]),
     program_of("llmman", "llmman", registry_stores::llmman_places, LLMMAN),
-    program_of("lemonade", "Lemonade", hub::default_folders, LEMONADE).moved_by(&removal::HUB),
+    program_of("lemonade", "Lemonade", hub::default_folders, LEMONADE)
+        .in_subfolders(&["hub"])
+        .moved_by(&removal::HUB),
     program_of(
         "text-generation-webui",
         "text-generation-webui",
         folders::text_generation_webui_places,
         Reader::Folders(&folders::TEXT_GENERATION_WEBUI),
     )
+    .in_subfolders(&folders::TEXT_GENERATION_WEBUI_SUBFOLDERS)
     .moved_by(&removal::FILES),
 ];
 
@@ -139,6 +152,10 @@ impl Program {
             let body = ErrorBody::new(ErrorCode::InvalidInput, message);
             body.with_hint("import them without --move, then delete them with that program")
         })
+    }
+
+    const fn in_subfolders(self, subfolders: &'static [&'static str]) -> Self {
+        Self { subfolders, ..self }
     }
 
     const fn in_all_folders(self) -> Self {
@@ -181,7 +198,18 @@ impl Program {
         let places = (self.default_folders)().into_iter().filter(|place| self.has_models(place));
         let places =
             places.filter(|place| seen.insert(fs::canonicalize(place).unwrap_or_else(|_| place.clone())));
-        places.take(if self.uses_all_folders { usize::MAX } else { 1 }).collect()
+        places.take(self.max_folders()).collect()
+    }
+
+    const fn max_folders(&self) -> usize {
+        if self.uses_all_folders { usize::MAX } else { 1 }
+    }
+
+    /// The folders of models in a folder that a user names: those in the program's own folder, else the folder itself.
+    fn folders_in(&self, named: &Path) -> Vec<PathBuf> {
+        let places = self.subfolders.iter().map(|subfolder| named.join(subfolder));
+        let found: Vec<_> = places.filter(|place| self.has_models(place)).take(self.max_folders()).collect();
+        if found.is_empty() { vec![named.to_owned()] } else { found }
     }
 }
 
@@ -222,6 +250,7 @@ pub(crate) fn find(
     given: &[PathBuf],
     options: &ScanOptions<'_>,
 ) -> Result<Vec<FoundStore>, ErrorBody> {
+    let given: Vec<PathBuf> = given.iter().flat_map(|named| program.folders_in(named)).collect();
     if let Some(other) = given.iter().find(|folder| !program.has_models(folder)) {
         let listed = fs::read_dir(other);
         if let Err(error) = listed
@@ -231,7 +260,7 @@ pub(crate) fn find(
         }
         return Err(not_found(program, std::slice::from_ref(other), true));
     }
-    let folders = if given.is_empty() { program.folders() } else { given.to_vec() };
+    let folders = if given.is_empty() { program.folders() } else { given };
     if folders.is_empty() {
         return Err(not_found(program, &(program.default_folders)(), false));
     }

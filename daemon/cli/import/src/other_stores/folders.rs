@@ -76,17 +76,19 @@ pub(super) const GPT4ALL: Layout = Layout {
 };
 
 /// `models/OWNER--NAME/snapshots/REVISION/FILE`; older versions have `hub/models/OWNER/NAME/FILE` and
-/// `hub/OWNER/NAME/FILE`. Dots in a name are written as `___`.
+/// `hub/OWNER/NAME/FILE`, and with `MODELSCOPE_CACHE` the same without `hub/`. Dots in a name are written as `___`.
 pub(super) const MODEL_SCOPE: Layout = Layout {
     prefix: "modelscope",
     claims: claims::downloaded,
     place: |parts| {
+        let cache = parts.strip_prefix(&["hub"]).unwrap_or(parts);
+        let models = cache.strip_prefix(&["models"]).unwrap_or(cache);
+        let depth = parts.len().saturating_sub(models.len());
         let name = |name: &str| name.replace("___", ".");
-        match parts {
-            ["models", repository, "snapshots", _, _, ..] => Some((4, name(&repository.replace("--", "/")))),
-            ["hub", "models", owner, model, _, ..] => Some((4, name(&format!("{owner}/{model}")))),
-            ["hub", "datasets", ..] => None,
-            ["hub", owner, model, _, ..] => Some((3, name(&format!("{owner}/{model}")))),
+        match models {
+            ["datasets", ..] => None,
+            [repository, "snapshots", _, _, ..] => Some((depth + 3, name(&repository.replace("--", "/")))),
+            [owner, model, _, ..] => Some((depth + 2, name(&format!("{owner}/{model}")))),
             _ => None,
         }
     },
@@ -219,12 +221,14 @@ fn downloads_folder(home: &Path) -> Option<PathBuf> {
     folder.is_absolute().then_some(folder)
 }
 
+/// Where models are in Jan's data folder.
+pub(super) const JAN_SUBFOLDERS: [&str; 3] = ["llamacpp/models", "mlx/models", "models"];
+
 pub(super) fn jan_places() -> Vec<PathBuf> {
     let data = super::data_home().map(|data| data.join("Jan/data"));
     let config = home().map(|home| home.join(".config/Jan/data"));
     let folders = data.into_iter().chain(config);
-    let folders =
-        folders.flat_map(|data| ["llamacpp/models", "mlx/models", "models"].map(|name| data.join(name)));
+    let folders = folders.flat_map(|data| JAN_SUBFOLDERS.map(|name| data.join(name)));
     folders.chain(home().map(|home| home.join("jan/models"))).collect()
 }
 
@@ -242,8 +246,11 @@ pub(super) fn exo_places() -> Vec<PathBuf> {
     python_variable("EXO_MODELS_DIR").into_iter().chain(own).collect()
 }
 
+/// Where models are in the program's checkout.
+pub(super) const TEXT_GENERATION_WEBUI_SUBFOLDERS: [&str; 2] = ["user_data/models", "models"];
+
 pub(super) fn text_generation_webui_places() -> Vec<PathBuf> {
     let checkout = home().map(|home| home.join("text-generation-webui"));
-    let folders = |checkout: PathBuf| ["user_data/models", "models"].map(|name| checkout.join(name));
+    let folders = |checkout: PathBuf| TEXT_GENERATION_WEBUI_SUBFOLDERS.map(|name| checkout.join(name));
     checkout.into_iter().flat_map(folders).collect()
 }

@@ -12,6 +12,7 @@ use std::time::SystemTime;
 
 use blobd_cli_common::file_error;
 use blobd_cli_common::output::counted;
+use blobd_store_format::derived_name::name_part;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::model_folder::{FolderFile, ListedFolder, Selection, is_never_taken};
@@ -158,7 +159,7 @@ impl Repositories {
     }
 }
 
-/// A commit of a repository that is in the cache.
+/// A commit, or another snapshot, of a repository that is in the cache.
 struct Commit {
     /// The name of its folder in `snapshots/`.
     id: String,
@@ -184,7 +185,7 @@ fn commits(repository: &Path) -> Result<Vec<Commit>, Problem> {
         listed => Some(listed.map_err(Problem::unreadable(&snapshots))?),
     };
     let names = listed.into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut ids: Vec<String> = names.filter(|name| is_commit(name)).collect();
+    let mut ids: Vec<String> = names.filter(|name| is_snapshot(name)).collect();
     ids.sort_unstable();
     let main = refs.get("main").map(|(id, _)| id.clone());
     if let Some(main) = main.as_ref().filter(|main| !ids.contains(main)) {
@@ -224,7 +225,7 @@ fn revisions(refs: &References, id: &str, is_main: bool) -> Vec<Revision> {
 /// The commit of each branch and tag by its name, and when it was set.
 type References = BTreeMap<String, (String, Option<SystemTime>)>;
 
-/// The references in a folder. Names whose content is not a commit are left out.
+/// The references in a folder. Those whose content is not the name of a snapshot are left out.
 fn references(refs: &Path) -> Result<References, Problem> {
     let (mut found, mut left) = (BTreeMap::new(), vec![(PathBuf::new(), 0)]);
     while let Some((folder, depth)) = left.pop() {
@@ -242,7 +243,7 @@ fn references(refs: &Path) -> Result<References, Problem> {
                 continue;
             }
             let text = read_small(&entry.path()).and_then(|bytes| String::from_utf8(bytes).ok());
-            let id = text.map(|text| text.trim().to_owned()).filter(|id| is_commit(id));
+            let id = text.map(|text| text.trim().to_owned()).filter(|id| is_snapshot(id));
             if let (Some(id), Some(name)) = (id, place.to_str()) {
                 let updated = entry.metadata().ok().and_then(|data| data.modified().ok());
                 found.insert(name.to_owned(), (id, updated));
@@ -252,12 +253,21 @@ fn references(refs: &Path) -> Result<References, Problem> {
     Ok(found)
 }
 
+/// Whether a folder of `snapshots/` can have this name. The hub's libraries name them by commits, Lemonade by fingerprints of
+/// its own, and who fills a cache by hand by a branch.
+fn is_snapshot(name: &str) -> bool {
+    const MAX_BYTES: usize = 255;
+    let is_allowed = |c: char| !c.is_control() && c != '/';
+    (1..=MAX_BYTES).contains(&name.len()) && !name.starts_with('.') && name.chars().all(is_allowed)
+}
+
 fn is_commit(text: &str) -> bool {
     !text.is_empty() && text.len() <= 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+/// The tag of a snapshot that no reference means.
 fn short(id: &str) -> String {
-    id.get(..12).unwrap_or(id).to_owned()
+    if is_commit(id) { id.get(..12).unwrap_or(id).to_owned() } else { name_part(id) }
 }
 
 /// The files of a repository at one commit.
@@ -351,7 +361,8 @@ impl Snapshot {
             first.notes.extend(self.left_out());
         }
         let models = models.into_iter();
-        models.map(|model| if is_source { self.with_source(model) } else { model }).collect()
+        let has_source = is_source && is_commit(&self.commit);
+        models.map(|model| if has_source { self.with_source(model) } else { model }).collect()
     }
 
     /// Says which files are in no model, because all models here are GGUF files.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use blobd_store_format::derived_name::name_part;
 use blobd_store_format::digest::Digest;
+use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::model_folder::Selection;
 use serde::Deserialize;
 
@@ -40,6 +41,42 @@ struct Ref {
 struct RefFile {
     hash: String,
     name: String,
+    #[serde(default, rename = "type")]
+    kind: String,
+}
+
+impl RefFile {
+    /// Its path in the model, from which the other parts of an import tell what it is. Only the reference says that of some
+    /// files: models of Ollama's registry have names such as `smollm`, and a projector may have any name.
+    fn path(&self) -> String {
+        let path = match FileFormat::split_name(&self.name) {
+            None if self.is_weights() => format!("{}{}", self.name, FileFormat::GGUF.extension()),
+            _ => self.name.clone(),
+        };
+        let (folder, file) =
+            path.rsplit_once('/').map_or(("", path.as_str()), |(folder, file)| (folder, file));
+        if self.kind != "mmproj" || file.to_ascii_lowercase().contains("mmproj") {
+            return path;
+        }
+        let separator = if folder.is_empty() { "" } else { "/" };
+        format!("{folder}{separator}mmproj-{file}")
+    }
+
+    fn is_weights(&self) -> bool {
+        ["gguf", "safetensor", "mmproj"].contains(&self.kind.as_str())
+    }
+
+    /// The SHA-256 of its content, if RamaLama knows it. Files other than weights, and weights that it has not downloaded
+    /// from a registry, have that of a name instead.
+    fn digest(&self) -> Option<Digest> {
+        self.blob().filter(|digest| self.is_weights() && *digest != Digest::of(self.name.as_bytes()))
+    }
+
+    /// What its blob is named by.
+    fn blob(&self) -> Option<Digest> {
+        let hex = self.hash.strip_prefix("sha256").unwrap_or(&self.hash).trim_start_matches(['-', ':']);
+        Digest::from_hex(hex).ok()
+    }
 }
 
 pub(super) fn models(folder: &Path, options: &ScanOptions<'_>) -> Result<Vec<FoundModel>, ErrorBody> {
@@ -73,12 +110,13 @@ fn parse(bytes: &[u8]) -> Option<Ref> {
     if let Ok(parsed) = serde_json::from_slice(bytes) {
         return Some(parsed);
     }
-    // A hash, then `NAME---model`, `NAME---chat` or `NAME---mmproj`.
+    // A hash, then `NAME---model`, `NAME---chat`, `NAME---mmproj`, or `NAME---` for another file.
     let mut lines = std::str::from_utf8(bytes).ok()?.lines();
     let hash = lines.next()?.to_owned();
     let file = |line: &str| {
-        let (name, _kind) = line.rsplit_once("---")?;
-        Some(RefFile { hash: String::new(), name: name.to_owned() })
+        let (name, kind) = line.rsplit_once("---")?;
+        let kind = if kind == "model" { "gguf" } else { kind };
+        Some(RefFile { hash: String::new(), name: name.to_owned(), kind: kind.to_owned() })
     };
     let files: Vec<RefFile> = lines.filter_map(file).collect();
     (!files.is_empty()).then_some(Ref { hash, files })
@@ -93,14 +131,16 @@ fn of_ref(
 ) -> Vec<FoundModel> {
     let mut files = FileList::new(name.to_owned(), place.to_owned());
     for file in &listed.files {
-        files.add(file.name.clone(), found_file(boundary, place, (&listed.hash, file)));
+        files.add(file.path(), found_file(boundary, place, (&listed.hash, file)));
     }
     let mut models = files.models(selection);
     if let [only] = models.as_mut_slice()
         && let Ok(target) = format!("{name}:{tag}").parse::<Reference>()
-        && only.target.is_some()
     {
-        only.rename(target);
+        match only.target {
+            Some(_) => only.rename(target),
+            None => only.name = target.short(),
+        }
     }
     models
 }
@@ -110,15 +150,12 @@ fn found_file(
     place: &Path,
     (snapshot, file): (&str, &RefFile),
 ) -> Result<FoundFile, Problem> {
-    let hex = file.hash.strip_prefix("sha256").unwrap_or(&file.hash).trim_start_matches(['-', ':']);
-    let claimed = Digest::from_hex(hex).ok();
-    let blob = claimed.map(|digest| place.join("blobs").join(format!("sha256-{}", digest.to_hex())));
+    let blob = file.blob().map(|digest| place.join("blobs").join(format!("sha256-{}", digest.to_hex())));
     let snapshot = place.join("snapshots").join(snapshot.replace(':', "-")).join(&file.name);
     let path = blob.filter(|blob| blob.exists()).unwrap_or(snapshot);
     let (source, identity) = boundary.file(&path)?;
-    // If RamaLama does not have a file when it writes the reference, it hashes the file's name instead.
-    let certain = claimed.filter(|digest| *digest != Digest::of(file.name.as_bytes()));
-    Ok(FoundFile { claimed: certain, certain, ..FoundFile::new(file.name.clone(), source, identity) })
+    let certain = file.digest();
+    Ok(FoundFile { claimed: certain, certain, ..FoundFile::new(file.path(), source, identity) })
 }
 
 /// The folders with references, sorted. Links are not followed.

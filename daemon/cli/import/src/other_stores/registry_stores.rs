@@ -102,16 +102,16 @@ pub(super) fn is_docker_store(folder: &Path) -> bool {
 /// `models.json` of Docker Model Runner.
 #[derive(Deserialize)]
 struct DockerIndex {
-    #[serde(default)]
-    models: Vec<DockerModel>,
+    /// `null` if there are none.
+    models: Option<Vec<DockerModel>>,
 }
 
 #[derive(Deserialize)]
 struct DockerModel {
     /// The digest of its manifest.
     id: String,
-    #[serde(default)]
-    tags: Vec<String>,
+    /// `null` if it has none.
+    tags: Option<Vec<String>>,
 }
 
 /// The models of Docker Model Runner: `manifests/sha256/HEX` and `blobs/sha256/HEX`, and `models.json` with the names.
@@ -124,15 +124,24 @@ pub(super) fn docker_models(folder: &Path, options: &ScanOptions<'_>) -> Result<
         return Err(ErrorBody::new(ErrorCode::InvalidInput, message));
     };
     let mut found = Vec::new();
-    for DockerModel { id, tags } in parsed.models {
+    for DockerModel { id, tags } in parsed.models.into_iter().flatten() {
         // A model without a tag is what is left of one that was replaced.
-        for tag in tags {
+        for tag in tags.into_iter().flatten() {
             let manifest = manifest_with_digest(&boundary, &id, &folder.join("manifests"));
-            found.push(named(&boundary, &tag, manifest, &folder.join("blobs")));
+            found.push(named(&boundary, &docker_name(&tag), manifest, &folder.join("blobs")));
         }
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
+}
+
+/// The whole name that a tag means to Docker: without a host one at Docker Hub.
+fn docker_name(tag: &str) -> String {
+    let is_host = |part: &str| part == "localhost" || part.contains(['.', ':']);
+    match tag.split_once('/') {
+        Some((first, _)) if !is_host(first) => format!("docker.io/{tag}"),
+        _ => tag.to_owned(),
+    }
 }
 
 /// A model by its name in its program, whose blobs are in a folder.
