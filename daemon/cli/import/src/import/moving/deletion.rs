@@ -1,6 +1,6 @@
 //! Which files are deleted, in which order, and their deletion.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -61,8 +61,11 @@ pub(super) enum ModelLocation {
 #[derive(Debug, Default)]
 pub(super) struct Deleted {
     pub(super) paths: BTreeSet<PathBuf>,
+    /// What that has freed.
     pub(super) bytes: u64,
     pub(super) kept: Vec<String>,
+    /// The sizes of the files that have other hard links, so that their bytes stay.
+    linked: BTreeMap<Inode, u64>,
 }
 
 impl Deletion {
@@ -74,12 +77,10 @@ impl Deletion {
             let mut folders = BTreeSet::new();
             for Doomed { path, identity, .. } in self.files.iter().filter(|file| file.stage == stage) {
                 match delete(path, *identity) {
-                    Ok(()) => {
-                        done.bytes = done.bytes.saturating_add(if stage == Stage::Content {
-                            identity.size()
-                        } else {
-                            0
-                        });
+                    Ok(links_left) => {
+                        if stage == Stage::Content {
+                            done.add_content(identity, links_left);
+                        }
                         done.paths.insert(path.clone());
                         folders.extend(path.parent());
                     }
@@ -97,10 +98,25 @@ impl Deletion {
 }
 
 impl Deleted {
+    fn add_content(&mut self, file: &Identity, links_left: u64) {
+        if links_left > 0 {
+            self.linked.insert(file.inode(), file.size());
+        } else {
+            self.linked.remove(&file.inode());
+            self.bytes = self.bytes.saturating_add(file.size());
+        }
+    }
+
     /// What was done, for the user.
     pub(super) fn notes(self) -> Vec<String> {
-        let deleted =
-            format!("{} deleted, {}", counted(self.paths.len(), "imported file"), human_bytes(self.bytes));
+        let kept = self.linked.values().copied().fold(0, u64::saturating_add);
+        let kept = match self.linked.len() {
+            0 => String::new(),
+            1 => format!("; {} stay: the file has another hard link", human_bytes(kept)),
+            _ => format!("; {} stay: the files have other hard links", human_bytes(kept)),
+        };
+        let files = counted(self.paths.len(), "imported file");
+        let deleted = format!("{files} deleted, {}{kept}", human_bytes(self.bytes));
         let deleted = (!self.paths.is_empty()).then_some(deleted);
         deleted.into_iter().chain(self.kept).collect()
     }
@@ -162,13 +178,15 @@ fn make_durable(folder: &Path) {
     let _ = openat(CWD, folder, flags, Mode::empty()).and_then(fsync);
 }
 
-fn delete(path: &Path, before: Identity) -> Result<(), String> {
+/// Returns how many hard links the file has still.
+fn delete(path: &Path, before: Identity) -> Result<u64, String> {
     let failed = |error: Errno| std::io::Error::from(error).to_string();
     let (folder, name, stat) = find(path).map_err(failed)?;
     if !Identity::new(&stat).is_content_of(&before) {
         return Err("it changed while it was imported".to_owned());
     }
-    unlinkat(folder, name, AtFlags::empty()).map_err(failed)
+    unlinkat(folder, name, AtFlags::empty()).map_err(failed)?;
+    Ok(stat.st_nlink.saturating_sub(1))
 }
 
 /// What is at a path, and its folder. The folder's path must have no links: whoever owns a part of it could put one there,

@@ -284,6 +284,19 @@ mod tests {
     }
 
     #[test]
+    fn bytes_of_a_file_with_other_hard_links_are_not_freed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [linked, twice] = ["linked", "twice"].map(|name| file(folder.path(), name));
+        let again = twice.with_file_name("again");
+        fs::hard_link(&linked, linked.with_file_name("other")).unwrap();
+        fs::hard_link(&twice, &again).unwrap();
+        let mut sources = Sources::default();
+        sources.add(0, ModelLocation::Anywhere, files([&linked, &twice, &again])).unwrap();
+        let expected = "3 imported files deleted, 5 B; 6 B stay: the file has another hard link";
+        assert_eq!(imported(&mut sources, 0), [expected]);
+    }
+
+    #[test]
     fn file_of_a_model_that_is_not_imported_stays() {
         let folder = tempfile::tempdir().unwrap();
         let shared = file(folder.path(), "shared");
