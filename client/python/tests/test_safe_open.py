@@ -36,6 +36,7 @@ from support import (
 import blobd
 from blobd._memory import address_of
 from blobd._safe_open import SafeOpen, _near
+from blobd._slices import resolve
 from blobd.safetensors import BITS
 
 try:
@@ -82,8 +83,8 @@ class Raw:
     def whole(self, name: str, dtype: str, shape: Sequence[int], data: memoryview) -> Any:
         return data
 
-    def part(self, name: str, dtype: str, shape: Sequence[int], data: memoryview, index: Tuple[Any, ...]) -> Any:
-        return index
+    def part(self, name: str, dtype: str, shape: Sequence[int], data: memoryview, index: Any) -> Any:
+        return resolve(name, index, shape)
 
 
 def write_folder(folder: Path, files: Dict[str, List[Spec]], **metadata: str) -> None:

@@ -7,10 +7,10 @@ import unittest
 from typing import Any, List, Tuple
 
 from support import bytes_of, safetensors
-from test_safe_open import Raw, library, numpy
+from test_safe_open import Raw, library, numpy, torch
 
 import blobd
-from blobd._elements import NumpyElements
+from blobd._elements import NumpyElements, TorchElements
 
 # Shape, index, and the shape of the result, or the error's words.
 INDEXES: List[Tuple[List[int], Any, Any]] = [
@@ -97,6 +97,27 @@ class Slices(unittest.TestCase):
                         continue
                     ours = self.part(shape, NumpyElements())[index]
                     self.assertEqual((ours.shape, ours.tobytes()), (theirs[index].shape, theirs[index].tobytes()))
+
+    @unittest.skipIf(torch is None or library is None, "torch or safetensors is not installed")
+    def test_indexes_of_pytorch_are_those_of_the_library(self) -> None:
+        more: List[Any] = [[0, 1], (slice(None), [2, 0]), None, (..., None), (True, 0), slice(0, 99), slice(-99, 1)]
+        more += [torch.tensor([1]), slice(1, 0), (None, -1), 2, -3, slice(None, None, -1), (0,) * 4, "a", [5], 1.0]
+        shape = [2, 3, 4]
+        with tempfile.NamedTemporaryFile() as file:
+            data = self.part(shape, Raw())._data
+            file.write(safetensors([("t", "F32", shape, bytes(data))]))
+            file.flush()
+            theirs, ours = library.safe_open(file.name, "pt").get_slice("t"), self.part(shape, TorchElements("cpu"))
+            for index in [*(index for each, index, _ in INDEXES if each == shape), *more]:
+                with self.subTest(index=index):
+                    try:
+                        expected = theirs[index]
+                    except Exception:
+                        self.assertRaises(blobd.SliceError, lambda: ours[index])
+                        continue
+                    found = ours[index]
+                    self.assertEqual(found.shape, expected.shape)
+                    self.assertTrue(torch.equal(found, expected) and found.is_contiguous())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import Any, Dict, Sequence, Tuple
 
-from .errors import DtypeError, ModelError
+from ._slices import resolve
+from .errors import DtypeError, ModelError, SliceError
 from .safetensors import BITS
 
 # NumPy's type, and the name of the type in PyTorch and in `ml_dtypes`.
@@ -53,10 +54,10 @@ class NumpyElements:
         array.flags.writeable = False
         return array.reshape(tuple(shape))
 
-    def part(self, name: str, dtype: str, shape: Sequence[int], data: memoryview, index: Tuple[Any, ...]) -> Any:
+    def part(self, name: str, dtype: str, shape: Sequence[int], data: memoryview, index: Any) -> Any:
         """A part of a tensor: a view if its elements are next to each other, else a copy."""
         # With the ellipsis, an index of numbers alone gives an array without dimensions and not a scalar.
-        view = self.whole(name, dtype, shape, data)[(*index, ...)]
+        view = self.whole(name, dtype, shape, data)[(*resolve(name, index, shape), ...)]
         return view if view.flags.c_contiguous else view.copy()
 
     def _type(self, name: str, dtype: str) -> Any:
@@ -85,13 +86,14 @@ class TorchElements:
         """All of a tensor: a view on the CPU, a copy on another device."""
         return self._placed(self._view(name, dtype, shape, data))
 
-    def part(self, name: str, dtype: str, shape: Sequence[int], data: memoryview, index: Tuple[Any, ...]) -> Any:
+    def part(self, name: str, dtype: str, shape: Sequence[int], data: memoryview, index: Any) -> Any:
         """A part of a tensor: on the CPU, a view if its elements are next to each other, else a copy."""
+        view = self._view(name, dtype, shape, data)
         if dtype != "F4":
-            return self._placed(self._view(name, dtype, shape, data)[(*index, ...)].contiguous())
+            return self._placed(_indexed(name, view, index).contiguous())
         # PyTorch has no operations on two numbers in a byte.
-        pairs = self._view(name, dtype, shape, data).view(self._torch.uint8)
-        part = pairs[(*_index_of_pairs(name, index), ...)].contiguous()
+        pairs = view.view(self._torch.uint8)
+        part = pairs[(*_index_of_pairs(name, resolve(name, index, shape)), ...)].contiguous()
         return self._placed(part.view(self._type(name, dtype)))
 
     def _view(self, name: str, dtype: str, shape: Sequence[int], data: memoryview) -> Any:
@@ -122,6 +124,13 @@ def import_library(name: str, purpose: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ModelError(f"{purpose}: {error}; `pip install {name}`, or use the plain buffer") from error
+
+
+def _indexed(name: str, view: Any, index: Any) -> Any:
+    try:
+        return view[index]
+    except (IndexError, TypeError, ValueError) as error:
+        raise SliceError(f"tensor {name!r}: index {index!r:.64}: {error}; see get_shape()") from error
 
 
 def _shape_of_pairs(name: str, shape: Sequence[int]) -> Tuple[int, ...]:

@@ -14,17 +14,18 @@ class Elements(Protocol):
     def whole(self, name: str, dtype: str, shape: Sequence[int], data: memoryview) -> Any:
         """All of a tensor."""
 
-    def part(self, name: str, dtype: str, shape: Sequence[int], data: memoryview, index: Tuple[Any, ...]) -> Any:
-        """A part of a tensor; `index` has a number or a slice for each dimension."""
+    def part(self, name: str, dtype: str, shape: Sequence[int], data: memoryview, index: Any) -> Any:
+        """A part of a tensor, which is in memory as a whole."""
 
 
 class TensorSlice:
     """A tensor that is read in parts: `part[0]`, `part[:, 2:4]`, `part[..., 0]`, `part[()]`.
 
-    Indexes are those of `safetensors`: numbers, slices with positive steps and one ellipsis. Indexes beyond a
-    dimension are errors. Negative bounds of slices count from the end, and a part may be empty, which
-    `safetensors` 0.8 refuses. A part whose elements are next to each other is not copied on the CPU. It stays
-    valid when the model is closed.
+    Indexes are those of `safetensors`. With PyTorch these are PyTorch's own, lists of numbers and `None` included.
+    With NumPy they are numbers, slices with positive steps and one ellipsis; indexes beyond a dimension are
+    errors, negative bounds of slices count from the end, and a part may be empty, which `safetensors` 0.8
+    refuses. A part whose elements are next to each other is not copied on the CPU. It stays valid when the model
+    is closed.
     """
 
     def __init__(self, name: str, dtype: str, shape: Tuple[int, ...], data: memoryview, elements: Elements) -> None:
@@ -46,19 +47,18 @@ class TensorSlice:
         """The bytes of a part along the first dimension; those of the whole tensor for `None`."""
         if part is None or not self._shape or self._shape[0] == 0:
             return self._data
-        place = _resolve(self._name, part, self._shape)[0]
+        place = resolve(self._name, part, self._shape)[0]
         row = len(self._data) // self._shape[0]
         return self._data[place.start * row : place.stop * row]
 
     def __getitem__(self, index: Any) -> Any:
-        places = _resolve(self._name, index, self._shape)
-        return self._elements.part(self._name, self._dtype, self._shape, self._data, places)
+        return self._elements.part(self._name, self._dtype, self._shape, self._data, index)
 
     def __repr__(self) -> str:
         return f"<blobd.TensorSlice {self._name}: {self._dtype} {list(self._shape)}>"
 
 
-def _resolve(name: str, index: Any, shape: Tuple[int, ...]) -> Tuple[Any, ...]:
+def resolve(name: str, index: Any, shape: Sequence[int]) -> Tuple[Any, ...]:
     """A number or a slice for each dimension, inside it."""
     parts: Tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     places = [place for place, part in enumerate(parts) if part is Ellipsis]
