@@ -418,10 +418,14 @@ fn fault_of_component(component: String, known: &Known<'_>) -> Option<FolderFaul
     if taken.is_empty() && left_out.is_empty() {
         return Some(FolderFault::NoComponent { component });
     }
-    let has_weights =
-        taken.iter().any(|path| FileFormat::split_name(path).is_some() || has_other_weights(path));
-    let (file, _) = left_out.iter().find(|(_, reason)| reason.is_weights()).filter(|_| !has_weights)?;
-    Some(FolderFault::NoWeightsOfComponent { component, left_out: (*file).to_owned() })
+    if taken.iter().any(|path| FileFormat::split_name(path).is_some() || has_other_weights(path)) {
+        return None;
+    }
+    let left_out =
+        left_out.iter().find(|(_, reason)| reason.is_weights()).map(|(path, _)| (*path).to_owned());
+    // Components without weights, such as schedulers and tokenizers, call their configuration otherwise.
+    let is_model = left_out.is_some() || known.has(&format!("{component}/{CONFIG}"));
+    is_model.then_some(FolderFault::NoWeightsOfComponent { component, left_out })
 }
 
 /// Names the files with weights that are not split: nothing of them is shared, which their user may not expect.

@@ -55,10 +55,12 @@ pub enum FolderFault {
     NotSafetensors { index: String, file: String },
     #[error("{component}/: missing: model_index.json names this component")]
     NoComponent { component: String },
-    #[error(
-        "{component}/: has no weights: {left_out} is left out, and model_index.json names this component"
-    )]
-    NoWeightsOfComponent { component: String, left_out: String },
+    #[error("{component}/: has no weights{}, and model_index.json names this component", left_out_text(left_out.as_deref()))]
+    NoWeightsOfComponent {
+        component: String,
+        /// Absent if its folder has only a configuration.
+        left_out: Option<String>,
+    },
     #[error(
         "{}: left out: pickles and weights of other formats are stored only if a pattern includes them, whole and without \
          sharing tensors",
@@ -86,6 +88,10 @@ fn named_by(index: Option<&str>) -> String {
         || ": the other shards of its model are there".to_owned(),
         |index| format!(": {index} names this shard"),
     )
+}
+
+fn left_out_text(left_out: Option<&str>) -> String {
+    left_out.map_or_else(String::new, |file| format!(": {file} is left out"))
 }
 
 impl FolderFault {

@@ -462,9 +462,10 @@ fn components_without_a_folder_are_named() {
 fn components_whose_weights_are_left_out_are_named() {
     let model_index = json!({
         "unet": ["diffusers", "U"], "vae": ["diffusers", "V"], "text_encoder": ["transformers", "T"],
-        "scheduler": ["diffusers", "S"],
+        "scheduler": ["diffusers", "S"], "controlnet": ["diffusers", "C"],
     });
     let files = [
+        "controlnet/config.json",
         "model_index.json",
         "scheduler/scheduler_config.json",
         "text_encoder/model.safetensors",
@@ -479,7 +480,8 @@ fn components_whose_weights_are_left_out_are_named() {
     assert_eq!(
         plan.faults(),
         [
-            FolderFault::NoWeightsOfComponent { component: "vae".to_owned(), left_out: vae.clone() },
+            FolderFault::NoWeightsOfComponent { component: "controlnet".to_owned(), left_out: None },
+            FolderFault::NoWeightsOfComponent { component: "vae".to_owned(), left_out: Some(vae.clone()) },
             FolderFault::WeightsLeftOut { paths: vec![encoder, vae] },
         ]
     );
