@@ -157,6 +157,7 @@ fn old_folder_of_llama_cpp_is_read_by_its_manifests_and_records() {
     assert!(export(&blobd, expected[0]) == model);
     let shown = blobd.line("show hf.co/ben/big --json").succeeds().json();
     assert_eq!(shown["origin"], "copy hf.co/ben/big:latest in llama.cpp");
+    assert_eq!(shown["layers"][1]["name"], "big-Q8_0-00001-of-00002.gguf", "as in the repository: {shown}");
     check_blobs(daemon.root());
 }
 

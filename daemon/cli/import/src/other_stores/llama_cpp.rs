@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use blobd_client::protocol::request::SidecarComponent;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_type::ShardName;
+use blobd_store_format::model_file::check_paths;
 use blobd_store_format::model_folder::{Selection, is_never_taken};
 use blobd_store_format::source::PullSource;
 use serde::Deserialize;
@@ -93,6 +94,8 @@ pub(super) fn models(root: &Path, options: &ScanOptions<'_>) -> Result<Vec<Found
 /// A file that a manifest lists.
 struct ListedFile {
     path: String,
+    /// Its path in the repository, which the model's files are called by.
+    original: String,
     component: Option<SidecarComponent>,
     claim: Claim,
 }
@@ -102,11 +105,13 @@ fn listed_files(start: &str, manifest: &Manifest) -> Vec<ListedFile> {
     let parts = [(&manifest.model, None), (&manifest.projector, Some(SidecarComponent::Projector))];
     let of_part = |(listed, component): (&Option<RepositoryFile>, Option<SidecarComponent>)| {
         let listed = listed.as_ref()?;
-        let local = format!("{start}{}", listed.rfilename.replace('/', "_"));
-        let all = ShardName::from_path(&local).map_or_else(|| vec![local.clone()], |shard| shard.all());
-        let files = all.into_iter().map(|path| {
-            let claim = if path == local { listed.claim() } else { Claim::default() };
-            ListedFile { path, component, claim }
+        let first = &listed.rfilename;
+        let all = ShardName::from_path(first).map_or_else(|| vec![first.clone()], |shard| shard.all());
+        let files = all.into_iter().map(|original| {
+            let path = format!("{start}{}", original.replace('/', "_"));
+            let claim = if original == *first { listed.claim() } else { Claim::default() };
+            let original = if check_paths([original.as_str()]).is_ok() { original } else { path.clone() };
+            ListedFile { path, original, component, claim }
         });
         Some(files.collect::<Vec<_>>())
     };
@@ -120,9 +125,9 @@ fn of_manifest(
     list: &Path,
 ) -> FoundModel {
     let mut files = Vec::new();
-    for ListedFile { path, component, claim } in listed {
+    for ListedFile { path, original, component, claim } in listed {
         match file(folder, path).and_then(|file| claim.check(file, list)) {
-            Ok(file) => files.push(FoundFile { component: *component, ..file }),
+            Ok(file) => files.push(FoundFile { path: original.clone(), component: *component, ..file }),
             Err(problem) => return FoundModel::unusable(name.to_owned(), problem),
         }
     }
