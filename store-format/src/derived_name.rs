@@ -129,6 +129,15 @@ pub fn name_part(text: &str) -> String {
     part(text)
 }
 
+/// The name of what a repository has at a revision, which is the tag. A revision that cannot be one becomes one: `refs/pr/1`
+/// is `refs-pr-1`.
+///
+/// # Errors
+/// When the revision is empty.
+pub fn name_at_revision(name: &Reference, revision: &str) -> Result<Reference, ReferenceError> {
+    name.with_tag(revision).or_else(|_| name.with_tag(&part(revision)))
+}
+
 /// Makes a text a part of a name, `model` and a digest if nothing in it may begin one. Empty only for an empty text.
 pub(crate) fn part(text: &str) -> String {
     let allowed = |c: char| if c.is_ascii() && !is_allowed(c) { '-' } else { c };

@@ -151,7 +151,9 @@ impl Api<'_> {
         if is_commit(revision) {
             return Ok(revision.to_owned());
         }
-        let target = self.target(&format!("{API_PATH}{}/refs", self.repository))?;
+        // Pull requests are listed only on request: a repository may have thousands.
+        let query = if revision.starts_with("refs/pr/") { "?include_prs=1" } else { "" };
+        let target = self.target(&format!("{API_PATH}{}/refs{query}", self.repository))?;
         let (host, document) = self.document(self.client.shared.get(&target).await?).await?;
         match parse_refs(&document, revision) {
             Ok(Some(commit)) => Ok(commit),

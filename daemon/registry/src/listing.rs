@@ -71,7 +71,7 @@ pub(super) fn parse_tree(json: &[u8]) -> Result<Vec<TreeFile>, String> {
     }
 }
 
-/// The commit of a branch or tag, from `/api/models/{repository}/refs`.
+/// The commit of a branch, a tag or a pull request, from `/api/models/{repository}/refs`.
 pub(super) fn parse_refs(json: &[u8], revision: &str) -> Result<Option<String>, String> {
     #[derive(Deserialize)]
     struct Refs<'j> {
@@ -79,18 +79,25 @@ pub(super) fn parse_refs(json: &[u8], revision: &str) -> Result<Option<String>, 
         branches: Vec<&'j RawValue>,
         #[serde(default, borrow)]
         tags: Vec<&'j RawValue>,
+        #[serde(default, borrow)]
+        converts: Vec<&'j RawValue>,
+        #[serde(default, borrow, rename = "pullRequests")]
+        pull_requests: Vec<&'j RawValue>,
     }
     #[derive(Deserialize)]
     struct Ref {
         name: String,
+        /// The whole name, such as `refs/pr/1`.
+        #[serde(rename = "ref")]
+        full_name: Option<String>,
         #[serde(rename = "targetCommit")]
         target_commit: String,
     }
     let json = text_of(json);
     let refs: Refs<'_> = serde_json::from_str(&json).map_err(|error| reason(&error))?;
-    let all = refs.branches.into_iter().chain(refs.tags);
+    let all = [refs.branches, refs.tags, refs.converts, refs.pull_requests].into_iter().flatten();
     let mut all = all.filter_map(|known| serde_json::from_str::<Ref>(known.get()).ok());
-    match all.find(|known| known.name == revision) {
+    match all.find(|known| known.name == revision || known.full_name.as_deref() == Some(revision)) {
         Some(found) if is_commit(&found.target_commit) => Ok(Some(found.target_commit)),
         Some(_) => Err(format!("{revision} points to something that is not a commit")),
         None => Ok(None),

@@ -281,8 +281,14 @@ fn revision_is_pulled_under_its_name() {
     let refs = json!({
         "branches": [{ "name": "main", "ref": "refs/heads/main", "targetCommit": COMMIT }],
         "tags": [{ "name": "v1.0", "ref": "refs/tags/v1.0", "targetCommit": earlier }],
+        "pullRequests": [{ "name": "1", "ref": "refs/pr/1", "targetCommit": earlier }],
     });
     registry.add_page(&format!("/api/models/{REPOSITORY}/refs"), refs.to_string().as_bytes(), &[]);
+    let done = last_line(commands.run(&["pull", NAME, "--revision", "refs/pr/1"]));
+    assert_eq!(done["name"], "hf.co/org/folder:refs-pr-1");
+    let requests = registry.requests();
+    let lists_requests = requests.iter().any(|request| request.path.ends_with("/refs?include_prs=1"));
+    assert!(lists_requests, "the hub lists pull requests only on request");
     let done = last_line(commands.run(&["pull", NAME, "--revision", "v1.0"]));
     assert_eq!(done["name"], "hf.co/org/folder:v1.0");
     assert_eq!(paths(&commands, "hf.co/org/folder:v1.0"), ["config.json", "model.safetensors"]);

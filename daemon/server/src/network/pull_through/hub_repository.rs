@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use blobd_client::protocol::request::PullParams;
 use blobd_registry::{FailureKind, HubListing, RegistryError, TreeFile};
+use blobd_store_format::derived_name::name_at_revision;
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::reference::Reference;
@@ -355,7 +356,8 @@ impl AskedFile<'_> {
             let model = asked.candidates(Reference::DEFAULT_TAG).pop()?;
             let revision = self.revision.map(str::to_owned);
             let components = Components { revision, ..Components::DEFAULT };
-            let name = self.revision.map_or_else(|| Ok(model.clone()), |revision| model.with_tag(revision));
+            let at_revision = self.revision.map(|revision| name_at_revision(&model, revision));
+            let name = at_revision.unwrap_or_else(|| Ok(model.clone()));
             return Some((name.ok()?, PullParams { components, ..PullParams::of(model) }));
         }
         let source = PullSource::Hub(HubSource::new(self.repository, self.revision, &self.file.path).ok()?);

@@ -11,6 +11,7 @@ use blobd_client::protocol::request::PullParams;
 use blobd_registry::{Chosen, KnownFile, PublishedModel, RegistryClient, RemoteFile, RemoteModel};
 use blobd_store::leases::Lease;
 use blobd_store::{FileVersion, Store, Verb};
+use blobd_store_format::derived_name::name_at_revision;
 use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::manifest::Manifest;
@@ -221,7 +222,7 @@ pub(super) fn target_name(params: &PullParams) -> Result<TargetName, OpError> {
             let name = params.source.name().map_err(refused)?;
             let is_default = name.tag() == Reference::DEFAULT_TAG;
             let revision = params.components.revision.as_ref().filter(|_| is_default);
-            let named = revision.map(|revision| name.with_tag(revision));
+            let named = revision.map(|revision| name_at_revision(&name, revision));
             Ok(TargetName::Given(named.transpose().map_err(refused)?.unwrap_or(name)))
         }
     }
