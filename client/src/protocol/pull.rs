@@ -266,7 +266,11 @@ impl ChosenFiles {
         if count > 1 {
             write!(f, " ({count} files of weights)")?;
         }
-        write!(f, " and {} other file{}", beside, if beside == 1 { "" } else { "s" })?;
+        match beside {
+            0 => f.write_str(", and no other file")?,
+            1 => f.write_str(" and 1 other file")?,
+            others => write!(f, " and {others} other files")?,
+        }
         match self.listed.saturating_sub(count) {
             0 => Ok(()),
             1 => f.write_str("; not another file of weights, which a tag or a pattern chooses"),
@@ -431,12 +435,15 @@ mod tests {
     use super::*;
 
     fn text(files: &[(&str, &str)], listed: u64) -> String {
+        chosen(files, listed, None)
+    }
+
+    fn chosen(files: &[(&str, &str)], listed: u64, beside: Option<u64>) -> String {
         let file = |(component, path): &(&str, &str)| ChosenFile {
             component: (*component).to_owned(),
             path: (*path).to_owned(),
         };
-        ChosenFiles { files: files.iter().map(file).collect(), listed, beside: None, notes: Vec::new() }
-            .to_string()
+        ChosenFiles { files: files.iter().map(file).collect(), listed, beside, notes: Vec::new() }.to_string()
     }
 
     #[test]
@@ -452,5 +459,18 @@ mod tests {
         let shards = [("model", "b-00001-of-00002.gguf"), ("model", "b-00002-of-00002.gguf"), draft];
         let expected = "chose b-00001-of-00002.gguf (2 shards) with mtp-a.gguf of 9 GGUF files";
         assert_eq!(text(&shards, 9), expected);
+    }
+
+    #[test]
+    fn chosen_folders_are_named_with_what_is_beside_the_weights() {
+        let weights = [("model", "model.safetensors")];
+        let text = |listed, beside| chosen(&weights, listed, Some(beside));
+        assert_eq!(text(1, 0), "chose the folder with model.safetensors, and no other file");
+        assert_eq!(text(1, 1), "chose the folder with model.safetensors and 1 other file");
+        assert_eq!(
+            text(2, 9),
+            "chose the folder with model.safetensors and 9 other files; not another file of weights, which a tag or a pattern \
+             chooses"
+        );
     }
 }
