@@ -8,7 +8,7 @@
 #![no_main]
 
 use blobd_store_format::digest::Digest;
-use blobd_store_format::recipe::{Piece, Recipe, RecipeKind, RecipeOutline, TensorEntry, seal};
+use blobd_store_format::recipe::{Piece, Recipe, RecipeKind, RecipeOutline, TensorEntries, seal};
 use blobd_store_format::stored_file::Source;
 use libfuzzer_sys::fuzz_target;
 
@@ -50,7 +50,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(sum, length);
     }
     assert!(sizes.keys().copied().eq(recipe.digests()));
-    for tensor in recipe.tensors() {
+    for tensor in recipe.tensors().iter() {
         let end = u128::from(tensor.offset) + u128::from(tensor.size);
         match sizes.get(&tensor.digest) {
             Some(size) => assert!(end <= u128::from(*size)),
@@ -87,7 +87,7 @@ fn check_kind(recipe: &Recipe) {
     assert_eq!(recipe.unpacked().is_some(), matches!(recipe.kind(), RecipeKind::Packed(_)));
 }
 
-fn check_names(tensors: &[TensorEntry]) {
-    let names: std::collections::HashSet<_> = tensors.iter().map(|tensor| &tensor.name).collect();
+fn check_names(tensors: &TensorEntries) {
+    let names: std::collections::HashSet<_> = tensors.names().collect();
     assert_eq!(names.len(), tensors.len());
 }

@@ -125,7 +125,7 @@ fn store(plan: &SplitPlan, file: &[u8], portion: usize) -> Stored {
     splitter.finish().expect("all bytes were pushed");
     assert!(blobs.iter().map(Vec::len).eq(written), "a byte of a blob is written twice or never");
     let digests: Vec<Digest> = blobs.iter().map(|blob| Digest::of(blob)).collect();
-    let recipe = plan.recipe(Digest::of(file), &digests, literals).expect("all parts are there");
+    let recipe = plan.clone().recipe(Digest::of(file), &digests, literals).expect("all parts are there");
     Stored { recipe, blobs: digests.into_iter().zip(blobs).collect() }
 }
 
@@ -145,7 +145,7 @@ fn range(stored: &Stored, blob: Digest, offset: u64, length: u64) -> &[u8] {
 }
 
 fn assert_tensors_are_found(stored: &Stored, header: &Header, file: &[u8]) {
-    for (info, entry) in header.tensors().zip(stored.recipe.tensors()) {
+    for (info, entry) in header.tensors().zip(stored.recipe.tensors().iter()) {
         assert_eq!(info.name(), entry.name);
         assert!(info.size_bytes().is_none_or(|size| size == entry.size));
         let start = (header.data_offset() + info.offset()) as usize;

@@ -11,7 +11,7 @@ use crate::descriptor::{Descriptor, MediaType};
 use crate::expert::ExpertGroup;
 use crate::file_format::FileFormat;
 use crate::file_layout::{
-    ArchiveFile, ArchiveMember, FileContent, FileLayout, RangeContent, Ranges, TensorRange,
+    ArchiveFile, ArchiveMember, FileContent, FileLayout, RangeContent, Ranges, TensorRanges,
 };
 use crate::recipe::Member;
 use crate::tensor::TensorFormat;
@@ -69,7 +69,7 @@ pub fn layout(archive_size: u64, files: Vec<(ArchiveFile, Option<FileLayout>)>) 
 
 #[derive(Default)]
 struct Joined {
-    tensors: Vec<TensorRange>,
+    tensors: TensorRanges,
     groups: Vec<ExpertGroup>,
     ranges: Ranges,
 }
@@ -86,7 +86,7 @@ impl Joined {
         }
         self.groups.extend(layout.groups().iter().map(|group| group.moved(first)));
         let (tensors, content) = layout.into_parts();
-        self.tensors.extend(tensors);
+        self.tensors.append(&tensors);
         match content {
             FileContent::Tensors(format) => Some(format),
             FileContent::Archive(_) => None,

@@ -466,7 +466,7 @@ mod tests {
             let found: Vec<_> = layout
                 .tensors()
                 .iter()
-                .map(|tensor| (tensor.name.clone(), tensor.type_name.to_string(), tensor.shape.clone()))
+                .map(|tensor| (tensor.name.to_owned(), tensor.type_name.to_string(), tensor.shape.to_vec()))
                 .collect();
             let expected: Vec<_> = table
                 .iter()
@@ -479,14 +479,14 @@ mod tests {
             prop_assert_eq!(sorted(found), sorted(expected));
             // One blob for each tensor with bytes, and one for the header.
             let plan = SplitPlan::new(layout);
-            let with_bytes = plan.tensors().iter().filter(|tensor| tensor.size > 0).count();
+            let with_bytes = plan.tensors().filter(|tensor| tensor.size > 0).count();
             prop_assert_eq!((plan.blobs().len(), plan.literal_count()), (with_bytes + 1, 0));
             let parts = Splitter::new(&plan).push(&file).unwrap();
             let blobs: Vec<&[u8]> = parts.iter().map(|part| part.bytes).collect();
             let digests: Vec<Digest> = blobs.iter().map(|blob| Digest::of(blob)).collect();
             let recipe = plan.recipe(Digest::of(&file), &digests, Vec::new()).unwrap();
             prop_assert_eq!(recipe.format(), Some(TensorFormat::Safetensors));
-            prop_assert_eq!(&Recipe::parse(&recipe.to_json()).unwrap(), &recipe);
+            prop_assert_eq!(&Recipe::parse(recipe.to_json()).unwrap(), &recipe);
             let mut rebuilt = vec![0; file.len()];
             let read = recipe.pieces().read_at(0, &mut rebuilt, |blob, offset, buffer| {
                 let from = digests.iter().position(|digest| *digest == blob).unwrap();

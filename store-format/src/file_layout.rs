@@ -12,11 +12,12 @@ use std::borrow::Cow;
 use crate::expert::ExpertGroup;
 use crate::recipe::Experts;
 use crate::tensor::TensorFormat;
+use crate::tensor_table::{TableRow, TensorTable};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileLayout {
     file_size: u64,
-    tensors: Vec<TensorRange>,
+    tensors: TensorRanges,
     groups: Vec<ExpertGroup>,
     /// Sorted, adjacent, none empty.
     ranges: Vec<FileRange>,
@@ -37,13 +38,20 @@ pub struct ArchiveMember {
     pub tensor_count: usize,
 }
 
+/// The tensors of a file, in the order of its own table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TensorRanges {
+    table: TensorTable,
+    offsets: Vec<u64>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorRange {
-    pub name: String,
+pub struct TensorRange<'t> {
+    pub name: &'t str,
     /// The name of its type in its format, such as `Q4_K`.
-    pub type_name: Cow<'static, str>,
+    pub type_name: Cow<'t, str>,
     /// Its dimensions, in the order of its format.
-    pub shape: Vec<u64>,
+    pub shape: &'t [u64],
     /// Where it starts, in bytes from the start of the data section; not necessarily aligned.
     pub offset: u64,
     /// Its size in bytes; 0 without elements. Its elements may have fewer than 8 bits each. A tensor of an unknown type
@@ -90,7 +98,7 @@ impl FileLayout {
         format: TensorFormat,
         file_size: u64,
         data_offset: u64,
-        tensors: Vec<TensorRange>,
+        tensors: TensorRanges,
         groups: Vec<ExpertGroup>,
     ) -> Result<Self, LayoutError> {
         let data_size = file_size.saturating_sub(data_offset);
@@ -98,10 +106,10 @@ impl FileLayout {
         let in_order = in_file_order(&tensors)?;
         let mut ranges = Ranges::default();
         ranges.push(RangeContent::Header, data_offset.min(file_size));
-        for (place, tensor) in in_order {
+        for (offset, place) in in_order {
             // `check_ends` has proved that the sum is in the file.
-            ranges.fill_up_to(data_offset.saturating_add(tensor.offset));
-            ranges.push(RangeContent::Tensor(place), tensor.size);
+            ranges.fill_up_to(data_offset.saturating_add(offset));
+            ranges.push(RangeContent::Tensor(place), tensors.size(place));
         }
         let content = FileContent::Tensors(format);
         Ok(Self { file_size, ranges: ranges.up_to(file_size), tensors, groups, content })
@@ -110,7 +118,7 @@ impl FileLayout {
     /// The layout of an archive whose parts have been checked.
     pub(crate) fn for_archive(
         file_size: u64,
-        tensors: Vec<TensorRange>,
+        tensors: TensorRanges,
         groups: Vec<ExpertGroup>,
         ranges: Vec<FileRange>,
         members: Vec<ArchiveMember>,
@@ -122,12 +130,11 @@ impl FileLayout {
         self.file_size
     }
 
-    /// The tensors, in the order of the file's own table.
-    pub fn tensors(&self) -> &[TensorRange] {
+    pub const fn tensors(&self) -> &TensorRanges {
         &self.tensors
     }
 
-    /// Tensors that are stored as one blob, by index of [`Self::tensors`].
+    /// Tensors that are stored as one blob, by their indices.
     pub fn groups(&self) -> &[ExpertGroup] {
         &self.groups
     }
@@ -140,8 +147,70 @@ impl FileLayout {
         &self.content
     }
 
-    pub(crate) fn into_parts(self) -> (Vec<TensorRange>, FileContent) {
+    pub(crate) fn into_parts(self) -> (TensorRanges, FileContent) {
         (self.tensors, self.content)
+    }
+}
+
+impl TensorRanges {
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn get(&self, index: usize) -> Option<TensorRange<'_>> {
+        Some(TensorRange::new(self.table.get(index)?, self.offset(index)))
+    }
+
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = TensorRange<'_>> + Clone {
+        self.table.iter().zip(&self.offsets).map(|(row, offset)| TensorRange::new(row, *offset))
+    }
+
+    pub(crate) fn append(&mut self, other: &Self) {
+        self.table.append(&other.table);
+        self.offsets.extend_from_slice(&other.offsets);
+    }
+
+    pub(crate) fn into_table(self) -> TensorTable {
+        self.table
+    }
+
+    fn offset(&self, index: usize) -> u64 {
+        self.offsets.get(index).copied().unwrap_or_default()
+    }
+
+    fn size(&self, index: usize) -> u64 {
+        self.table.get(index).map_or(0, |row| row.size)
+    }
+
+    fn name(&self, index: usize) -> String {
+        self.table.get(index).map_or_else(String::new, |row| row.name.to_owned())
+    }
+
+    fn end(&self, index: usize) -> u64 {
+        // `check_ends` has proved that the sum does not overflow.
+        self.offset(index).saturating_add(self.size(index))
+    }
+}
+
+impl<'t> FromIterator<TensorRange<'t>> for TensorRanges {
+    fn from_iter<I: IntoIterator<Item = TensorRange<'t>>>(ranges: I) -> Self {
+        let mut tensors = Self::default();
+        for TensorRange { name, type_name, shape, offset, size, experts } in ranges {
+            tensors.table.push(TableRow { name, type_name: &type_name, shape, size, experts });
+            tensors.offsets.push(offset);
+        }
+        tensors
+    }
+}
+
+impl<'t> TensorRange<'t> {
+    const fn new(row: TableRow<'t>, offset: u64) -> Self {
+        let TableRow { name, type_name, shape, size, experts } = row;
+        Self { name, type_name: Cow::Borrowed(type_name), shape, offset, size, experts }
     }
 }
 
@@ -174,31 +243,24 @@ fn incomplete(data_size: u64, expected: Option<u64>) -> String {
     })
 }
 
-fn check_ends(tensors: &[TensorRange], data_size: u64) -> Result<(), LayoutError> {
-    let end = |tensor: &TensorRange| tensor.offset.checked_add(tensor.size);
-    let Some(outside) = tensors.iter().find(|tensor| end(tensor).is_none_or(|end| end > data_size)) else {
-        return Ok(());
-    };
+fn check_ends(tensors: &TensorRanges, data_size: u64) -> Result<(), LayoutError> {
+    let end = |tensor: TensorRange<'_>| tensor.offset.checked_add(tensor.size);
+    let is_outside = |tensor: &TensorRange<'_>| end(tensor.clone()).is_none_or(|end| end > data_size);
+    let Some(outside) = tensors.iter().find(is_outside) else { return Ok(()) };
     let expected = tensors.iter().map(end).try_fold(0, |most, end| Some(most.max(end?)));
-    let (name, offset, size) = (outside.name.clone(), outside.offset, outside.size);
+    let (name, offset, size) = (outside.name.to_owned(), outside.offset, outside.size);
     Err(LayoutError::Outside { name, offset, size, data_size, expected })
 }
 
-impl TensorRange {
-    fn end(&self) -> u64 {
-        // `check_ends` has proved that the sum does not overflow.
-        self.offset.saturating_add(self.size)
-    }
-}
-
-/// The tensors that have bytes, with their places in the table.
-fn in_file_order(tensors: &[TensorRange]) -> Result<Vec<(usize, &TensorRange)>, LayoutError> {
-    let mut ordered: Vec<_> = tensors.iter().enumerate().filter(|(_, tensor)| tensor.size > 0).collect();
-    ordered.sort_unstable_by_key(|(place, tensor)| (tensor.offset, *place));
-    match ordered.array_windows().find(|[(_, first), (_, second)]| second.offset < first.end()) {
-        Some([(_, first), (_, second)]) => {
-            let name = |tensor: &TensorRange| tensor.name.clone();
-            Err(LayoutError::Overlap { first: name(first), second: name(second), offset: second.offset })
+/// The offsets and indices of the tensors that have bytes.
+fn in_file_order(tensors: &TensorRanges) -> Result<Vec<(u64, usize)>, LayoutError> {
+    let places = tensors.offsets.iter().copied().zip(0..);
+    let mut ordered: Vec<(u64, usize)> = places.filter(|(_, place)| tensors.size(*place) > 0).collect();
+    ordered.sort_unstable();
+    match ordered.array_windows().find(|[(_, first), (second, _)]| *second < tensors.end(*first)) {
+        Some([(_, first), (offset, second)]) => {
+            let (first, second) = (tensors.name(*first), tensors.name(*second));
+            Err(LayoutError::Overlap { first, second, offset: *offset })
         }
         None => Ok(ordered),
     }
@@ -237,16 +299,23 @@ mod tests {
 
     use super::*;
 
-    fn tensors(places: &[(u64, u64)]) -> Vec<TensorRange> {
-        let tensor = |(number, (offset, size)): (usize, &(u64, u64))| TensorRange {
-            name: number.to_string(),
-            type_name: "I8".into(),
-            shape: vec![*size],
-            offset: *offset,
-            size: *size,
-            experts: None,
+    fn tensors(places: &[(u64, u64)]) -> TensorRanges {
+        let names: Vec<String> = (0..places.len()).map(|number| number.to_string()).collect();
+        let tensor = |(name, (offset, size)): (&String, &(u64, u64))| {
+            let shape = [*size];
+            let range = TensorRange {
+                name,
+                type_name: "I8".into(),
+                shape: &shape,
+                offset: *offset,
+                size: *size,
+                experts: None,
+            };
+            TensorRanges::from_iter([range])
         };
-        places.iter().enumerate().map(tensor).collect()
+        let mut tensors = TensorRanges::default();
+        names.iter().zip(places).map(tensor).for_each(|one| tensors.append(&one));
+        tensors
     }
 
     fn layout(file_size: u64, data_offset: u64, places: &[(u64, u64)]) -> Result<FileLayout, LayoutError> {

@@ -34,7 +34,7 @@
 //! let digests: Vec<Digest> = blobs.iter().map(|blob| Digest::of(blob)).collect();
 //! let recipe = plan.recipe(Digest::of(&file), &digests, literals)?;
 //! assert_eq!(recipe.size(), file.len() as u64);
-//! assert_eq!(recipe.tensors()[0].digest, Digest::of(&[7u8; 64]));
+//! assert_eq!(recipe.tensors().get(0).unwrap().digest, Digest::of(&[7u8; 64]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -96,6 +96,7 @@ pub mod stored_file;
 pub mod tensor;
 pub mod tensor_index;
 pub mod tensor_layers;
+mod tensor_table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod text;

@@ -23,18 +23,21 @@
 //! ```
 
 mod document;
+mod entries;
 mod member;
 mod numbered;
 mod piece;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-
-use serde::{Deserialize, Serialize};
+use std::hash::{BuildHasher, RandomState};
 
 use self::document::Document;
 pub use self::document::{RecipeOutline, Unpacked, seal};
+pub(crate) use self::entries::PlaceInBlob;
+pub use self::entries::{Experts, TensorEntries, TensorEntry};
 pub use self::member::Member;
 pub use self::piece::{Piece, literal};
 use crate::descriptor::Compression;
@@ -46,7 +49,7 @@ use crate::tensor::TensorFormat;
 pub struct Recipe {
     file: Digest,
     pieces: FilePieces<Piece>,
-    tensors: Vec<TensorEntry>,
+    tensors: TensorEntries,
     kind: RecipeKind,
     /// Blobs that pieces of other files cover together with those of this one, and their sizes.
     shared: BTreeMap<Digest, u64>,
@@ -77,38 +80,6 @@ pub struct Packed {
     members: Vec<Member>,
 }
 
-/// A tensor as the store records it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TensorEntry {
-    /// The tensor's name in its file: any text, perhaps empty or with control characters.
-    pub name: String,
-    /// The name of its type in the file's format, such as `Q4_K` or `BF16`.
-    #[serde(rename = "type")]
-    pub type_name: String,
-    /// Its dimensions in the order of the file's format: of GGUF the fastest first, of safetensors the slowest.
-    pub shape: Vec<u64>,
-    /// The blob that holds it. For a tensor without elements, the digest of empty input, which is
-    /// not stored.
-    pub digest: Digest,
-    /// Its offset in the blob; 0 unless it belongs to a packed expert group.
-    pub offset: u64,
-    /// Its size in bytes. Its elements may have fewer than 8 bits each.
-    pub size: u64,
-    /// The position of each expert, if it is a stack of experts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub experts: Option<Experts>,
-}
-
-/// The position of each expert in a stacked tensor: expert `i` has `stride` bytes at `i * stride`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Experts {
-    pub count: u64,
-    /// The size of one in bytes.
-    pub stride: u64,
-}
-
 impl Recipe {
     /// The latest version; all earlier ones are read too. The number changes only when an earlier blobd would misread a
     /// recipe. Recipes that an earlier blobd can read are written in the version before.
@@ -128,9 +99,9 @@ impl Recipe {
         file: Digest,
         format: TensorFormat,
         pieces: Vec<Piece>,
-        tensors: Vec<TensorEntry>,
+        tensors: impl Into<TensorEntries>,
     ) -> Result<Self, RecipeError> {
-        Self::checked(file, pieces, tensors, RecipeKind::Split { format: Some(format) })
+        Self::checked(file, pieces, tensors.into(), RecipeKind::Split { format: Some(format) })
     }
 
     /// The recipe of a compressed file of `size` bytes with the digest `file`, whose content `archive` rebuilds.
@@ -175,12 +146,13 @@ impl Recipe {
     pub fn for_whole_file(file: Digest, size: u64) -> Result<Self, RecipeError> {
         let whole = Piece::Blob { blob: file, offset: 0, length: size };
         let pieces = if size == 0 { Vec::new() } else { vec![whole] };
-        Self::checked(file, pieces, Vec::new(), RecipeKind::Whole)
+        Self::checked(file, pieces, TensorEntries::default(), RecipeKind::Whole)
     }
 
-    /// Parses the JSON form, of any version.
-    pub fn parse(json: &[u8]) -> Result<Self, RecipeError> {
-        let document = Document::parse(json)?;
+    /// Parses the JSON form, of any version. A text that is handed over is dropped when its fields are known.
+    pub fn parse(json: impl AsRef<[u8]>) -> Result<Self, RecipeError> {
+        let document = Document::parse(json.as_ref())?;
+        drop(json);
         let declared = document.declared_bytes();
         let (file, pieces, tensors, kind, shared) = document.into_parts()?;
         let recipe = Self::checked(file, pieces, tensors, kind)?;
@@ -238,8 +210,7 @@ impl Recipe {
         &self.pieces
     }
 
-    /// The file's tensors, in the order of its own table.
-    pub fn tensors(&self) -> &[TensorEntry] {
+    pub const fn tensors(&self) -> &TensorEntries {
         &self.tensors
     }
 
@@ -276,7 +247,7 @@ impl Recipe {
     fn checked(
         file: Digest,
         pieces: Vec<Piece>,
-        tensors: Vec<TensorEntry>,
+        tensors: TensorEntries,
         kind: RecipeKind,
     ) -> Result<Self, RecipeError> {
         let (pieces, shared) = (check_pieces(pieces)?, BTreeMap::new());
@@ -289,7 +260,7 @@ impl Recipe {
             RecipeKind::Split { format: None } if !self.tensors.is_empty() => {
                 return Err(RecipeError::NoFormat { count: self.tensors.len() });
             }
-            RecipeKind::Split { .. } => check_tensors(&self.tensors, &self.blob_sizes())?,
+            RecipeKind::Split { .. } => check_tensors(self.tensors.iter(), &self.blob_sizes())?,
             RecipeKind::Packed(Packed { members, .. }) if members.is_empty() => {
                 return Err(RecipeError::Packed);
             }
@@ -388,30 +359,43 @@ fn blob_sizes<'p>(sources: impl Iterator<Item = Source<'p, Digest>>) -> BTreeMap
 }
 
 /// Checks the tensors of one file, which has these blobs.
-fn check_tensors(tensors: &[TensorEntry], blobs: &BTreeMap<Digest, u64>) -> Result<(), RecipeError> {
-    let mut names = HashSet::with_capacity(tensors.len());
-    for tensor in tensors {
-        check_tensor(tensor, blobs)?;
-        if !names.insert(tensor.name.as_str()) {
-            return Err(RecipeError::DuplicateTensor { name: tensor.name.clone() });
-        }
+fn check_tensors<'t>(
+    tensors: impl Iterator<Item = TensorEntry<'t>> + Clone,
+    blobs: &BTreeMap<Digest, u64>,
+) -> Result<(), RecipeError> {
+    tensors.clone().try_for_each(|tensor| check_tensor(&tensor, blobs))?;
+    match repeated(tensors.map(|tensor| tensor.name)) {
+        Some(name) => Err(RecipeError::DuplicateTensor { name: name.into_owned() }),
+        None => Ok(()),
     }
-    Ok(())
 }
 
-fn check_tensor(tensor: &TensorEntry, blobs: &BTreeMap<Digest, u64>) -> Result<(), RecipeError> {
+/// The first name that was there before. Compares hashes first, because a set of 131,072 names takes 10 MiB.
+fn repeated<'t>(mut names: impl Iterator<Item = Cow<'t, str>> + Clone) -> Option<Cow<'t, str>> {
+    // With a random key, or names could be made to have equal ones.
+    let hasher = RandomState::new();
+    let mut hashes: Vec<u64> = names.clone().map(|name| hasher.hash_one(name)).collect();
+    hashes.sort_unstable();
+    if hashes.array_windows().all(|[hash, next]| hash != next) {
+        return None;
+    }
+    let mut seen = HashSet::new();
+    names.find(|name| !seen.insert(name.clone()))
+}
+
+fn check_tensor(tensor: &TensorEntry<'_>, blobs: &BTreeMap<Digest, u64>) -> Result<(), RecipeError> {
     let end = tensor.offset.checked_add(tensor.size);
     let inside = match blobs.get(&tensor.digest) {
         Some(blob_size) => end.is_some_and(|end| end <= *blob_size),
         None => tensor.size == 0 && tensor.digest == Digest::of(b""),
     };
     if !inside {
-        let TensorEntry { name, offset, size, .. } = tensor.clone();
+        let (name, offset, size) = (tensor.name.to_string(), tensor.offset, tensor.size);
         return Err(RecipeError::Tensor { name, offset, size });
     }
     let Some(Experts { count, stride }) = tensor.experts else { return Ok(()) };
     if count.checked_mul(stride) != Some(tensor.size) {
-        let TensorEntry { name, size, .. } = tensor.clone();
+        let (name, size) = (tensor.name.to_string(), tensor.size);
         return Err(RecipeError::Experts { name, count, stride, size });
     }
     Ok(())

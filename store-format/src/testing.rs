@@ -11,15 +11,15 @@ use crate::tensor::TensorFormat;
 /// When a name is too long.
 pub fn recipe(file: Digest, names: impl IntoIterator<Item = String>) -> Recipe {
     let blob = Digest::of(b"blob");
-    let tensor = |name| TensorEntry {
-        name,
-        type_name: "F32".to_owned(),
-        shape: vec![1],
+    let tensor = |name: String| TensorEntry {
+        name: name.into(),
+        type_name: "F32".into(),
+        shape: vec![1].into(),
         digest: blob,
         offset: 0,
         size: 4,
         experts: None,
     };
     let pieces = vec![Piece::Blob { blob, offset: 0, length: 4 }];
-    Recipe::new(file, TensorFormat::Gguf, pieces, names.into_iter().map(tensor).collect()).unwrap()
+    Recipe::new(file, TensorFormat::Gguf, pieces, names.into_iter().map(tensor).collect::<Vec<_>>()).unwrap()
 }

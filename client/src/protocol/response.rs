@@ -399,16 +399,18 @@ pub struct ModelTensor {
 
 impl ModelTensor {
     /// A tensor of the file of this number and format.
-    pub fn new(layer: u32, format: TensorFormat, entry: &TensorEntry) -> Self {
-        let TensorEntry { name, type_name, shape, digest, offset, size, experts } = entry.clone();
+    pub fn new(layer: u32, format: TensorFormat, entry: TensorEntry<'_>) -> Self {
+        let TensorEntry { name, type_name, shape, digest, offset, size, experts } = entry;
+        let (name, type_name, shape) = (name.into_owned(), type_name.into_owned(), shape.into_owned());
         Self { name, type_name, format, shape, digest, offset, size, layer: Some(layer), experts }
     }
 }
 
 /// Without the file and its format.
-impl From<ModelTensor> for TensorEntry {
+impl From<ModelTensor> for TensorEntry<'static> {
     fn from(tensor: ModelTensor) -> Self {
         let ModelTensor { name, type_name, shape, digest, offset, size, experts, .. } = tensor;
+        let (name, type_name, shape) = (name.into(), type_name.into(), shape.into());
         Self { name, type_name, shape, digest, offset, size, experts }
     }
 }

@@ -80,7 +80,7 @@ pub(crate) struct ClientFile {
     /// How the further files of a list are requested.
     list: Option<FileList>,
     cancelled: Arc<AtomicBool>,
-    _process: Process,
+    process: Process,
 }
 
 /// The files that the client has listed, and whose descriptors it sends when they are wanted.
@@ -123,7 +123,7 @@ impl ClientFile {
             kept: 0,
             list: None,
             cancelled,
-            _process: process,
+            process,
         })
     }
 
@@ -276,6 +276,12 @@ impl ImportSource for ClientFile {
         let place = self.list.as_ref().and_then(|list| list.places.get(number));
         self.offset = place.copied().unwrap_or(Some(0));
         Ok(())
+    }
+
+    fn close(&mut self) {
+        // The memory is free when neither the process nor this one has it mapped.
+        self.process = Process(None);
+        self.empty.try_iter().for_each(drop);
     }
 
     fn keep(&mut self, count: usize) -> bool {

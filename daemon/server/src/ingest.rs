@@ -9,9 +9,10 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use blobd_model::facts::ModelFacts;
-use blobd_store::{Assembler, CHUNK_BYTES, Ingest, RangeSource, SharedBlobs, StoreError};
+use blobd_store::{Assembler, CHUNK_BYTES, Ingest, RangeSource, SharedBlobs, StoreError, give_back_memory};
 use blobd_store_format::digest::{Digest, Hasher};
 use blobd_store_format::file_format::{FileOrigin, FormatError, ModelHeader, stream_header};
+use blobd_store_format::file_layout::FileLayout;
 use blobd_store_format::recipe::RecipeError;
 use blobd_store_format::split::{BlobPlaces, PlannedBlob, SharedPart, SplitPlan, Target};
 use bytes::Bytes;
@@ -123,37 +124,36 @@ pub(crate) fn begin_file<'f>(
 ) -> Result<BegunFile<'f>, IngestError> {
     let mut content = Content::new(source, size, progress);
     let begun = read_header(&mut content).and_then(|header| {
-        let plan = SplitPlan::new(header.file_layout(size)?);
-        Ok((Some(header), plan))
+        let layout = header.file_layout(size)?;
+        Ok(Some((header, layout)))
     });
-    let (header, plan) = match begun {
-        Err(IngestError::Format(_)) if accepted == Accepted::Any => (None, SplitPlan::whole(size)),
+    let split = match begun {
+        Err(IngestError::Format(_)) if accepted == Accepted::Any => None,
         begun => begun?,
     };
-    content.header = header.as_deref().map(KnownHeader::new);
+    content.header = split.as_ref().map(|(header, _)| KnownHeader::new(&**header));
     content.is_begun = true;
     content.start = std::mem::take(&mut content.received).into();
     content.known = content.start.len() as u64;
-    Ok(BegunFile { content, header, plan })
+    Ok(BegunFile { content, split, shared_parts: Vec::new() })
 }
 
 pub(crate) struct BegunFile<'f> {
     content: Content<'f>,
-    header: Option<Box<dyn ModelHeader>>,
-    plan: SplitPlan,
+    /// `None` if the file is stored whole.
+    split: Option<(Box<dyn ModelHeader>, FileLayout)>,
+    shared_parts: Vec<SharedPart>,
 }
 
 impl BegunFile<'_> {
     /// The header; `None` if the file is stored whole.
     pub(crate) fn header(&self) -> Option<&dyn ModelHeader> {
-        self.header.as_deref()
+        self.split.as_ref().map(|(header, _)| &**header)
     }
 
-    /// Plans the file again: these tensors are parts of blobs that other files have parts of too.
-    pub(crate) fn sharing(self, parts: &[SharedPart]) -> Result<Self, IngestError> {
-        let Some(header) = self.header.as_ref().filter(|_| !parts.is_empty()) else { return Ok(self) };
-        let plan = SplitPlan::sharing(header.file_layout(self.content.size)?, parts);
-        Ok(Self { plan, ..self })
+    /// The same file, of which these tensors are parts of blobs that other files have parts of too.
+    pub(crate) fn sharing(self, parts: &[SharedPart]) -> Self {
+        Self { shared_parts: parts.to_vec(), ..self }
     }
 
     /// Adds the file. `shared` has the blobs that several files have parts of. If this file has a part of one, its recipe is
@@ -163,13 +163,20 @@ impl BegunFile<'_> {
         ingest: &mut Ingest,
         shared: &mut SharedBlobs,
     ) -> Result<IngestedFile, IngestError> {
-        let Self { mut content, header, plan } = self;
+        let Self { mut content, split, shared_parts } = self;
         let size = content.size;
-        if plan.is_whole() && size <= SMALL_BYTES {
+        if split.is_none() && size <= SMALL_BYTES {
             return ingest_small(ingest, content);
         }
-        // Takes the header, whose tables the plan repeats.
-        let facts = header.map_or_else(ModelFacts::default, |header| ModelFacts::from_header(&*header));
+        let (facts, plan) = match split {
+            None => (ModelFacts::default(), SplitPlan::whole(size)),
+            Some((header, layout)) => {
+                let facts = ModelFacts::from_header(&*header);
+                // The plan needs the layout alone.
+                drop_header(header);
+                (facts, SplitPlan::sharing(layout, &shared_parts))
+            }
+        };
         let stored = admit(ingest, &plan, &mut content)?;
         ingest.expect_blobs(plan.blobs().len().saturating_sub(stored.len()) as u64);
         let reused_bytes = stored.keys().filter_map(|blob| plan.blobs().get(*blob)).map(|blob| blob.size);
@@ -187,11 +194,26 @@ impl BegunFile<'_> {
         match is_shared {
             true => assembler.leave_shared(file, shared),
             false => {
-                assembler.recipe(file, &[])?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
+                assembler.into_recipe(file, &[])?.into_iter().for_each(|recipe| ingest.add_recipe(recipe));
             }
         }
         Ok(IngestedFile { digest, size, facts, small: None })
     }
+}
+
+/// Returns to the system what was freed of a header, or of what is made of it, with this many tensors. They have small
+/// allocations for each tensor, whose pages stay with the daemon otherwise.
+pub(crate) fn give_back_memory_of(tensor_count: u64) {
+    const MANY_TENSORS: u64 = 16 << 10;
+    if tensor_count >= MANY_TENSORS {
+        give_back_memory();
+    }
+}
+
+pub(crate) fn drop_header(header: Box<dyn ModelHeader>) {
+    let tensor_count = header.tensor_count();
+    drop(header);
+    give_back_memory_of(tensor_count);
 }
 
 /// Files up to this size that are stored whole are read into memory: most of a folder's are, and the store has many of them

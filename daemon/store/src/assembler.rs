@@ -100,8 +100,8 @@ impl HashedFile {
         self.blobs.get(blob).copied().flatten()
     }
 
-    fn recipe(self, plan: &SplitPlan, members: &[Digest]) -> Result<Recipe, RecipeError> {
-        let blobs = self.blobs();
+    fn recipe(self, plan: SplitPlan, members: &[Digest]) -> Result<Recipe, RecipeError> {
+        let blobs: Vec<Digest> = self.blobs.into_iter().flatten().collect();
         plan.archive_recipe(self.digest, &blobs, self.literals, members)
     }
 }
@@ -351,8 +351,13 @@ impl Assembler {
 
     /// The recipe of a file that was split; `None` for a single blob. `members` are the digests of the files in an
     /// archive.
+    pub fn into_recipe(self, file: HashedFile, members: &[Digest]) -> Result<Option<Recipe>, RecipeError> {
+        if self.plan.is_whole() { Ok(None) } else { file.recipe(self.plan, members).map(Some) }
+    }
+
+    /// As [`into_recipe`](Self::into_recipe), of a file that others still read here: copies the plan.
     pub fn recipe(&self, file: HashedFile, members: &[Digest]) -> Result<Option<Recipe>, RecipeError> {
-        if self.plan.is_whole() { Ok(None) } else { file.recipe(&self.plan, members).map(Some) }
+        if self.plan.is_whole() { Ok(None) } else { file.recipe(self.plan.clone(), members).map(Some) }
     }
 
     /// The blob in a file that is completely written and hashed.

@@ -395,7 +395,7 @@ impl Ingest {
         self.store.content.disk.sync_dir(Path::new(layout::BLOBS))
     }
 
-    /// Drops each recipe when it is written: the commit reads those of the model, and one may take 40 MiB.
+    /// Drops each recipe when it is written: the commit reads those of the model, and one may take 30 MiB.
     fn publish_recipes(&mut self) -> Result<(), StoreError> {
         let (store, temporary) = (&self.store, self.staging.directory().join("recipe"));
         let _change = store.content.index().begin_change();

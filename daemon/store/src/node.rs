@@ -51,7 +51,7 @@ pub(crate) fn parse_recipe(root: &Root, file: Digest, opened: &File) -> Result<R
     let json = read_recipe_file(root, &path, opened)?;
     let path = || root.full(&path);
     let recipe =
-        Recipe::parse(&json).map_err(|error| StoreError::Recipe { path: path(), what: error.to_string() })?;
+        Recipe::parse(json).map_err(|error| StoreError::Recipe { path: path(), what: error.to_string() })?;
     match recipe.file() == file {
         true => Ok(recipe),
         false => Err(StoreError::wrong_recipe(path(), recipe.file())),

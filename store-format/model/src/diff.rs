@@ -13,9 +13,9 @@
 //!     format: TensorFormat::Gguf,
 //!     file: Arc::clone(&file),
 //!     entry: TensorEntry {
-//!         name: name.to_owned(),
-//!         type_name: "F32".to_owned(),
-//!         shape: vec![content.len() as u64 / 4],
+//!         name: name.to_owned().into(),
+//!         type_name: "F32".into(),
+//!         shape: vec![content.len() as u64 / 4].into(),
 //!         digest: Digest::of(content),
 //!         offset: 0,
 //!         size: content.len() as u64,
@@ -53,13 +53,13 @@ mod tensor_file;
 pub struct DiffTensor {
     pub format: TensorFormat,
     pub file: Arc<TensorFile>,
-    pub entry: TensorEntry,
+    pub entry: TensorEntry<'static>,
 }
 
 impl Deref for DiffTensor {
-    type Target = TensorEntry;
+    type Target = TensorEntry<'static>;
 
-    fn deref(&self) -> &TensorEntry {
+    fn deref(&self) -> &TensorEntry<'static> {
         &self.entry
     }
 }
@@ -199,7 +199,7 @@ impl<'t> TensorPair<'t> {
     }
 
     pub fn name(&self) -> &'t str {
-        self.a.or(self.b).map_or("", |tensor| tensor.name.as_str())
+        self.a.or(self.b).map_or("", |tensor| &*tensor.name)
     }
 
     /// Whether the tensors must be compared byte by byte: both have the same type and shape, and their blobs differ,
@@ -239,7 +239,7 @@ fn partners<'t>(a: &[DiffTensor], b: &'t [DiffTensor]) -> Vec<Option<&'t DiffTen
     let mut partners = vec![None; a.len()];
     for least in Likeness::DECREASING {
         for (tensor, partner) in a.iter().zip(&mut partners).filter(|(_, partner)| partner.is_none()) {
-            let Some(others) = by_name.get_mut(tensor.name.as_str()) else { continue };
+            let Some(others) = by_name.get_mut(&*tensor.name) else { continue };
             let place = others.iter().position(|other| tensor.file.likeness(&other.file) >= least);
             *partner = place.and_then(|place| others.remove(place));
         }
@@ -328,9 +328,9 @@ mod tests {
         offset: u64,
     ) -> DiffTensor {
         let entry = TensorEntry {
-            name: name.to_owned(),
-            type_name: type_name.to_owned(),
-            shape: shape.to_vec(),
+            name: name.to_owned().into(),
+            type_name: type_name.to_owned().into(),
+            shape: shape.to_vec().into(),
             digest: Digest::of(&[content]),
             offset,
             size: 4 * shape.iter().product::<u64>(),
@@ -407,8 +407,7 @@ mod tests {
             [tensor("u", "F32", &[4], 1, 0), tensor("v", "I32", &[4], 2, 0), tensor("w", "F32", &[4], 4, 0)];
         let mut diff = diff_tensors(&a, &b);
         diff.find_renamed();
-        let name =
-            |tensor: Option<&DiffTensor>| tensor.map_or("", |tensor| tensor.entry.name.as_str()).to_owned();
+        let name = |tensor: Option<&DiffTensor>| tensor.map_or("", |tensor| &*tensor.entry.name).to_owned();
         let rows: Vec<_> =
             diff.tensors.iter().map(|pair| (name(pair.a), name(pair.b), pair.change)).collect();
         let row = |a: &str, b: &str, change| (a.to_owned(), b.to_owned(), change);

@@ -103,7 +103,7 @@ impl ModelOverview {
     }
 
     fn add_tensors(&mut self, layout: &FileLayout, types: &mut BTreeMap<String, TypeShare>) {
-        for tensor in layout.tensors() {
+        for tensor in layout.tensors().iter() {
             // The product cannot overflow: the header's parser has checked it.
             let elements = tensor.shape.iter().fold(1_u64, |product, length| product.saturating_mul(*length));
             self.parameters = self.parameters.saturating_add(elements);

@@ -249,7 +249,7 @@ fn tensors_of<'s>(sources: &'s [RewriteSource], indices: &[usize]) -> Vec<Source
     let chosen = indices.iter().filter_map(|index| Some((*index, sources.get(*index)?)));
     let tensors = chosen.flat_map(|(index, RewriteSource { header, layout })| {
         // The layout has a range for each tensor, and the constructor has checked that it is inside the file.
-        header.tensors().zip(layout.tensors()).map(move |(info, range)| SourceTensor {
+        header.tensors().zip(layout.tensors().iter()).map(move |(info, range)| SourceTensor {
             info,
             source: index,
             order: header.byte_order(),

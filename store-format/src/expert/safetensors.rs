@@ -261,8 +261,8 @@ mod tests {
             let ((from_separate, recipe), (from_stacked, stack)) = (split(&separate), split(&stacked));
             prop_assert_eq!(from_separate.len(), 2, "the header and the group");
             prop_assert_eq!(from_separate[1].0, from_stacked[1].0);
-            prop_assert_eq!(stack.tensors()[0].experts, Some(Experts { count: count as u64, stride: rows * 64 }));
-            for tensor in recipe.tensors() {
+            prop_assert_eq!(stack.tensors().get(0).unwrap().experts, Some(Experts { count: count as u64, stride: rows * 64 }));
+            for tensor in recipe.tensors().iter() {
                 let expert = expert_number(&tensor.name).unwrap();
                 prop_assert_eq!((tensor.offset, tensor.size), (u64::from(expert) * rows * 64, rows * 64));
             }

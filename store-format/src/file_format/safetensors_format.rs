@@ -102,17 +102,16 @@ impl ModelHeader for SafetensorsHeader {
     fn file_layout(&self, file_size: u64) -> Result<FileLayout, FormatError> {
         self.header.check_file_size(file_size)?;
         let data_offset = self.header.data_offset();
-        let range = |tensor: &Tensor| TensorRange {
-            name: tensor.name().to_owned(),
+        let tensors = self.header.tensors().iter().map(|tensor| TensorRange {
+            name: tensor.name(),
             type_name: tensor.dtype().name().into(),
-            shape: tensor.shape().to_vec(),
+            shape: tensor.shape(),
             offset: tensor.offset_in_file().saturating_sub(data_offset),
             size: tensor.size_bytes(),
             experts: stacked_experts(tensor),
-        };
-        let tensors = self.header.tensors().iter().map(range).collect();
+        });
         let groups = expert_groups(self.header.tensors());
-        Ok(FileLayout::new(TensorFormat::Safetensors, file_size, data_offset, tensors, groups)?)
+        Ok(FileLayout::new(TensorFormat::Safetensors, file_size, data_offset, tensors.collect(), groups)?)
     }
 
     fn tensor_count(&self) -> u64 {

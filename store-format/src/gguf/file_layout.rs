@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use super::{GgmlType, GgufError, Header};
 use crate::expert::{expert_groups, stacked_experts};
-use crate::file_layout::{FileLayout, TensorRange};
+use crate::file_layout::{FileLayout, TensorRange, TensorRanges};
 use crate::tensor::{TensorFormat, TensorInfo};
 
 impl Header {
@@ -28,7 +28,7 @@ impl Header {
         let forks = offsets.fork_types(self);
         let is_fork = |info: &TensorInfo<'_>| forks.contains(&info.ggml_type());
         let tensors = self.tensors().map(|info| offsets.tensor_range(&info, is_fork(&info)));
-        let tensors: Vec<_> = tensors.collect::<Result<_, _>>()?;
+        let tensors = tensors.collect::<Result<TensorRanges, _>>()?;
         let mut groups = expert_groups(self.tensors());
         if !forks.is_empty() {
             let of_fork: Vec<bool> = self.tensors().map(|info| is_fork(&info)).collect();
@@ -109,7 +109,7 @@ impl Offsets {
         size == 0 || (size..=size.saturating_add(self.alignment - 1)).contains(&left)
     }
 
-    fn tensor_range(&self, info: &TensorInfo<'_>, is_fork: bool) -> Result<TensorRange, GgufError> {
+    fn tensor_range<'t>(&self, info: &TensorInfo<'t>, is_fork: bool) -> Result<TensorRange<'t>, GgufError> {
         let (name, offset) = (|| info.name().to_owned(), info.offset());
         let known_size = info.size_bytes().filter(|size| !is_fork || *size == 0);
         let next = self.next(offset).unwrap_or(self.data_size);
@@ -120,12 +120,12 @@ impl Offsets {
             return Err(GgufError::NoBytes { name: name(), ggml_type: info.ggml_type(), offset });
         }
         Ok(TensorRange {
-            name: name(),
+            name: info.name(),
             type_name: match is_fork {
                 true => Cow::Owned(info.ggml_type().fork_name()),
                 false => info.ggml_type().name(),
             },
-            shape: info.shape().dimensions().to_vec(),
+            shape: info.shape().dimensions(),
             offset,
             size: known_size.unwrap_or(next.saturating_sub(offset)),
             // The size of an unknown type includes padding, so the size of one expert is unknown.
@@ -204,7 +204,10 @@ mod tests {
         };
         let header = Header::parse(&bytes(41, 0)).unwrap();
         let layout = header.file_layout(header.data_offset() + 24).unwrap();
-        assert_eq!((&*layout.tensors()[0].type_name, layout.tensors()[0].size), ("type-41", 24));
+        assert_eq!(
+            (&*layout.tensors().get(0).unwrap().type_name, layout.tensors().get(0).unwrap().size),
+            ("type-41", 24)
+        );
         assert!(Header::parse(&bytes(12, 0)).is_err(), "no fork uses Q4_K's id");
     }
 

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use super::numbered::{BlobList, InOrder, KnownBlobs, NumberedPiece, NumberedShared, NumberedTensor};
-use super::{Member, Packed, Piece, Recipe, RecipeError, RecipeKind, TensorEntry, blob_sizes, check_pieces};
+use super::numbered::{BlobList, InOrder, KnownBlobs, ListedPiece, ListedTensors, NumberedShared};
+use super::{
+    Member, Packed, Piece, Recipe, RecipeError, RecipeKind, TensorEntries, blob_sizes, check_pieces,
+};
 use crate::descriptor::Compression;
 use crate::digest::Digest;
 use crate::stored_file::FilePiece;
@@ -119,7 +121,7 @@ pub(super) struct Document<T, M> {
     whole: bool,
     unpacked: Option<Unpacked>,
     blobs: Option<Vec<Digest>>,
-    pieces: Vec<NumberedPiece>,
+    pieces: Vec<ListedPiece>,
     tensors: T,
     #[serde(default)]
     shared: Vec<NumberedShared>,
@@ -185,9 +187,9 @@ impl DeclaredBytes {
     }
 }
 
-type Parts = (Digest, Vec<Piece>, Vec<TensorEntry>, RecipeKind, BTreeMap<Digest, u64>);
+type Parts = (Digest, Vec<Piece>, TensorEntries, RecipeKind, BTreeMap<Digest, u64>);
 
-impl Document<Vec<NumberedTensor>, Member> {
+impl Document<ListedTensors, Member> {
     pub(super) fn into_parts(self) -> Result<Parts, RecipeError> {
         let (kind, is_earlier) = (self.kind()?, self.version < KINDS_SINCE);
         let mut blobs = KnownBlobs::new(self.blobs);

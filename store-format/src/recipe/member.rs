@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Piece, Recipe, RecipeError, RecipeKind, TensorEntry, blob_sizes, check_tensors};
+use super::{Piece, Recipe, RecipeError, RecipeKind, TensorEntries, blob_sizes, check_tensors};
 use crate::digest::Digest;
 use crate::manifest::is_file_name;
 use crate::stored_file::Source;
@@ -44,10 +44,10 @@ impl Recipe {
     pub fn for_archive(
         file: Digest,
         pieces: Vec<Piece>,
-        tensors: Vec<TensorEntry>,
+        tensors: impl Into<TensorEntries>,
         members: Vec<Member>,
     ) -> Result<Self, RecipeError> {
-        Self::checked(file, pieces, tensors, RecipeKind::Archive { members })
+        Self::checked(file, pieces, tensors.into(), RecipeKind::Archive { members })
     }
 
     /// The recipe of an archive that consists of these parts, in order: archives themselves.
@@ -55,7 +55,7 @@ impl Recipe {
     /// # Errors
     /// [`RecipeError`] when they have too much padding together, or two files of one path.
     pub fn joined(file: Digest, parts: Vec<Self>) -> Result<Self, RecipeError> {
-        let (mut pieces, mut tensors, mut members) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut pieces, mut tensors, mut members) = (Vec::new(), TensorEntries::default(), Vec::new());
         let mut position = 0_u64;
         for part in parts {
             let moved =
@@ -63,30 +63,33 @@ impl Recipe {
             members.extend(part.members().iter().map(moved));
             position = position.saturating_add(part.pieces.size());
             pieces.extend_from_slice(&part.pieces);
-            tensors.extend(part.tensors);
+            tensors.append(&part.tensors);
         }
         Self::for_archive(file, pieces, tensors, members)
     }
 
     pub(super) fn check_members(&self, members: &[Member]) -> Result<(), RecipeError> {
-        let (mut position, mut tensors) = (0, self.tensors());
+        let (mut position, mut first) = (0, 0_usize);
         for member in members {
             let refused = || RecipeError::Member { path: member.path.chars().take(200).collect() };
             let end = member.offset.checked_add(member.size).filter(|end| *end <= self.pieces.size());
             let is_in_order = member.offset >= position && member.size > 0;
             position = end.filter(|_| is_in_order && is_file_name(&member.path)).ok_or_else(refused)?;
             let count = usize::try_from(member.tensors).ok();
-            let (own, rest) = count.and_then(|count| tensors.split_at_checked(count)).ok_or_else(refused)?;
-            if member.format.is_none() && !own.is_empty() {
-                return Err(RecipeError::NoFormat { count: own.len() });
+            let count = count.filter(|count| *count <= self.tensors.len().saturating_sub(first));
+            let count = count.ok_or_else(refused)?;
+            if member.format.is_none() && count > 0 {
+                return Err(RecipeError::NoFormat { count });
             }
+            let own = self.tensors.iter().skip(first).take(count);
             check_tensors(own, &blob_sizes(self.sources(member)))?;
-            tensors = rest;
+            first = first.saturating_add(count);
         }
+        let left = self.tensors.len().saturating_sub(first);
         match members.last() {
-            Some(last) if !tensors.is_empty() => Err(RecipeError::Member { path: last.path.clone() }),
+            Some(last) if left > 0 => Err(RecipeError::Member { path: last.path.clone() }),
             // Padding has no tensors.
-            None if !tensors.is_empty() => Err(RecipeError::NoFormat { count: tensors.len() }),
+            None if left > 0 => Err(RecipeError::NoFormat { count: left }),
             _ => Ok(()),
         }
     }
@@ -100,10 +103,10 @@ impl Recipe {
         let before = self.members().iter().take(index).map(|member| member.tensors);
         let first = usize::try_from(before.fold(0, u64::saturating_add)).unwrap_or(usize::MAX);
         let count = usize::try_from(member.tensors).unwrap_or(usize::MAX);
-        let tensors = self.tensors.get(first..).and_then(|tensors| tensors.get(..count)).unwrap_or_default();
+        let tensors = self.tensors.iter().skip(first).take(count).collect();
         let pieces = self.sources(member).map(Piece::from).collect();
         let kind = RecipeKind::Split { format: member.format };
-        Self::checked(member.digest, pieces, tensors.to_vec(), kind)
+        Self::checked(member.digest, pieces, tensors, kind)
     }
 
     fn sources(&self, member: &Member) -> impl Iterator<Item = Source<'_, Digest>> {

@@ -3,15 +3,17 @@
 //! Two thirds of a recipe without that list were digests: a piece and a tensor named each blob, and a packed expert
 //! group of 128 experts had its digest 256 times.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use serde::de::{Unexpected, Visitor};
+use serde::de::{SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::piece::{Piece, literal};
-use super::{Experts, RecipeError, TensorEntry};
+use super::{Experts, PlaceInBlob, RecipeError, TensorEntries, TensorEntry};
 use crate::digest::Digest;
+use crate::tensor_table::{TableRow, TensorTable};
 
 /// How an entry says which blob it means.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -67,13 +69,41 @@ pub(super) struct NumberedPiece {
 #[derive(Serialize, Deserialize)]
 struct Literal(#[serde(with = "literal")] Vec<u8>);
 
+/// A piece that was read: half the size of its fields.
+#[derive(Deserialize)]
+#[serde(from = "NumberedPiece")]
+pub(super) enum ListedPiece {
+    Blob {
+        blob: BlobId,
+        offset: u64,
+        length: u64,
+    },
+    Zeros(u64),
+    Literal(Vec<u8>),
+    /// Its fields are not those of a piece.
+    Unknown,
+}
+
+impl From<NumberedPiece> for ListedPiece {
+    fn from(piece: NumberedPiece) -> Self {
+        let NumberedPiece { blob, offset, length, zeros, literal } = piece;
+        match (blob, offset, length, zeros, literal) {
+            (Some(blob), Some(offset), Some(length), None, None) => Self::Blob { blob, offset, length },
+            (None, None, None, Some(zeros), None) => Self::Zeros(zeros),
+            (None, None, None, None, Some(Literal(literal))) => Self::Literal(literal),
+            _ => Self::Unknown,
+        }
+    }
+}
+
 /// A tensor. `blob` is absent if it has no elements; versions before 6 have `digest` in its place.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NumberedTensor {
-    name: String,
-    #[serde(rename = "type")]
-    type_name: String,
+struct NumberedTensor<'t> {
+    #[serde(borrow)]
+    name: Cow<'t, str>,
+    #[serde(rename = "type", borrow)]
+    type_name: Cow<'t, str>,
     shape: Vec<u64>,
     blob: Option<u64>,
     digest: Option<Digest>,
@@ -82,13 +112,62 @@ pub(super) struct NumberedTensor {
     experts: Option<Experts>,
 }
 
+/// The tensors that were read, with their blobs and offsets. Of the fields, those of one tensor exist at a time.
+#[derive(Default)]
+pub(super) struct ListedTensors {
+    table: TensorTable,
+    places: Vec<(ListedBlob, u64)>,
+}
+
+enum ListedBlob {
+    Unnamed,
+    Named(BlobId),
+    NamedTwice,
+}
+
+impl ListedTensors {
+    fn push(&mut self, tensor: NumberedTensor<'_>) {
+        let NumberedTensor { name, type_name, shape, blob, digest, offset, size, experts } = tensor;
+        self.table.push(TableRow { name: &name, type_name: &type_name, shape: &shape, size, experts });
+        let blob = match (blob, digest) {
+            (None, None) => ListedBlob::Unnamed,
+            (Some(number), None) => ListedBlob::Named(BlobId::Number(number)),
+            (None, Some(digest)) => ListedBlob::Named(BlobId::Digest(digest)),
+            (Some(_), Some(_)) => ListedBlob::NamedTwice,
+        };
+        self.places.push((blob, offset));
+    }
+}
+
+impl<'de> Deserialize<'de> for ListedTensors {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Tensors;
+        impl<'de> Visitor<'de> for Tensors {
+            type Value = ListedTensors;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a list of tensors")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<ListedTensors, A::Error> {
+                let mut tensors = ListedTensors::default();
+                while let Some(tensor) = list.next_element()? {
+                    tensors.push(tensor);
+                }
+                Ok(tensors)
+            }
+        }
+        deserializer.deserialize_seq(Tensors)
+    }
+}
+
 /// A tensor as it is written.
 #[derive(Serialize)]
 pub(super) struct NewTensor<'t> {
-    name: &'t str,
+    name: Cow<'t, str>,
     #[serde(rename = "type")]
-    type_name: &'t str,
-    shape: &'t [u64],
+    type_name: Cow<'t, str>,
+    shape: Cow<'t, [u64]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     blob: Option<u64>,
     offset: u64,
@@ -131,7 +210,7 @@ impl KnownBlobs {
     }
 
     /// The pieces with the digests of their blobs. Each listed blob must be used.
-    pub(super) fn pieces(&mut self, pieces: Vec<NumberedPiece>) -> Result<Vec<Piece>, RecipeError> {
+    pub(super) fn pieces(&mut self, pieces: Vec<ListedPiece>) -> Result<Vec<Piece>, RecipeError> {
         let pieces = pieces.into_iter().map(|piece| self.piece(piece)).collect::<Result<_, _>>()?;
         match self {
             Self::Listed { used, .. } if used.contains(&false) => Err(RecipeError::UnusedBlob),
@@ -140,8 +219,20 @@ impl KnownBlobs {
     }
 
     /// The tensors with the digests of their blobs.
-    pub(super) fn tensors(&self, tensors: Vec<NumberedTensor>) -> Result<Vec<TensorEntry>, RecipeError> {
-        tensors.into_iter().map(|tensor| self.tensor(tensor)).collect()
+    pub(super) fn tensors(&self, tensors: ListedTensors) -> Result<TensorEntries, RecipeError> {
+        let ListedTensors { table, places } = tensors;
+        let empty = Digest::of(b"");
+        let place = |(blob, offset)| {
+            let digest = match (self, blob) {
+                (Self::Listed { .. }, ListedBlob::Unnamed) => empty,
+                (_, ListedBlob::Named(blob)) => self.digest(blob)?,
+                (Self::Unlisted, ListedBlob::Unnamed) | (_, ListedBlob::NamedTwice) => {
+                    return Err(RecipeError::BlobId);
+                }
+            };
+            Ok(PlaceInBlob { digest, offset })
+        };
+        Ok(TensorEntries::new(table, places.into_iter().map(place).collect::<Result<_, _>>()?))
     }
 
     /// The digests and sizes of blobs that other files have parts of too.
@@ -150,15 +241,14 @@ impl KnownBlobs {
         shared.into_iter().map(digest).collect()
     }
 
-    fn piece(&mut self, piece: NumberedPiece) -> Result<Piece, RecipeError> {
-        let NumberedPiece { blob, offset, length, zeros, literal } = piece;
-        match (blob, offset, length, zeros, literal) {
-            (Some(blob), Some(offset), Some(length), None, None) => {
+    fn piece(&mut self, piece: ListedPiece) -> Result<Piece, RecipeError> {
+        match piece {
+            ListedPiece::Blob { blob, offset, length } => {
                 Ok(Piece::Blob { blob: self.used(blob)?, offset, length })
             }
-            (None, None, None, Some(zeros), None) => Ok(Piece::Zeros { zeros }),
-            (None, None, None, None, Some(Literal(literal))) => Ok(Piece::Literal { literal }),
-            _ => Err(RecipeError::PieceFields),
+            ListedPiece::Zeros(zeros) => Ok(Piece::Zeros { zeros }),
+            ListedPiece::Literal(literal) => Ok(Piece::Literal { literal }),
+            ListedPiece::Unknown => Err(RecipeError::PieceFields),
         }
     }
 
@@ -170,21 +260,6 @@ impl KnownBlobs {
             *used = true;
         }
         Ok(digest)
-    }
-
-    fn tensor(&self, tensor: NumberedTensor) -> Result<TensorEntry, RecipeError> {
-        let NumberedTensor { name, type_name, shape, blob, digest, offset, size, experts } = tensor;
-        let blob = match (blob, digest) {
-            (Some(number), None) => Some(BlobId::Number(number)),
-            (None, digest) => digest.map(BlobId::Digest),
-            (Some(_), Some(_)) => return Err(RecipeError::BlobId),
-        };
-        let digest = match (self, blob) {
-            (Self::Listed { .. }, None) => Digest::of(b""),
-            (_, Some(blob)) => self.digest(blob)?,
-            (Self::Unlisted, None) => return Err(RecipeError::BlobId),
-        };
-        Ok(TensorEntry { name, type_name, shape, digest, offset, size, experts })
     }
 
     fn digest(&self, blob: BlobId) -> Result<Digest, RecipeError> {
@@ -243,10 +318,9 @@ impl BlobList {
         }
     }
 
-    pub(super) fn tensor<'t>(&self, tensor: &'t TensorEntry) -> NewTensor<'t> {
+    pub(super) fn tensor<'t>(&self, tensor: TensorEntry<'t>) -> NewTensor<'t> {
         let TensorEntry { name, type_name, shape, digest, offset, size, experts } = tensor;
-        let (offset, size, experts) = (*offset, *size, *experts);
-        NewTensor { name, type_name, shape, blob: self.number(*digest), offset, size, experts }
+        NewTensor { name, type_name, shape, blob: self.number(digest), offset, size, experts }
     }
 
     /// Blobs that pieces have used, in their order.

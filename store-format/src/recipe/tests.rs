@@ -11,12 +11,12 @@ fn blob_piece(blob: Digest, offset: u64, length: u64) -> Piece {
     Piece::Blob { blob, offset, length }
 }
 
-fn tensor(name: &str, digest: Digest, offset: u64, size: u64) -> TensorEntry {
-    let (name, type_name) = (name.to_owned(), "F32".to_owned());
-    TensorEntry { name, type_name, shape: vec![size / 4], digest, offset, size, experts: None }
+fn tensor(name: &str, digest: Digest, offset: u64, size: u64) -> TensorEntry<'_> {
+    let (name, type_name, shape) = (name.into(), "F32".into(), vec![size / 4].into());
+    TensorEntry { name, type_name, shape, digest, offset, size, experts: None }
 }
 
-fn split(file: Digest, pieces: Vec<Piece>, tensors: Vec<TensorEntry>) -> Result<Recipe, RecipeError> {
+fn split(file: Digest, pieces: Vec<Piece>, tensors: Vec<TensorEntry<'_>>) -> Result<Recipe, RecipeError> {
     Recipe::new(file, TensorFormat::Gguf, pieces, tensors)
 }
 
@@ -224,7 +224,7 @@ fn tensor_without_elements_needs_no_blob() {
 #[test]
 fn experts_must_fill_their_tensor() {
     let recipe = sample();
-    let mut stack = recipe.tensors()[0].clone();
+    let mut stack = recipe.tensors().get(0).unwrap();
     for (count, stride, accepted) in [(4, 16, true), (3, 16, false), (u64::MAX, 16, false)] {
         stack.experts = Some(Experts { count, stride });
         let result = split(recipe.file(), recipe.pieces().to_vec(), vec![stack.clone()]);
@@ -290,9 +290,9 @@ fn recipe_of_18_867_tensors_is_shorter_than_4_mib() {
         let size = shape[0] * shape[1] * 2;
         pieces.push(blob_piece(digest, offset, size));
         tensors.push(TensorEntry {
-            name,
-            type_name: "BF16".to_owned(),
-            shape: shape.to_vec(),
+            name: name.into(),
+            type_name: "BF16".into(),
+            shape: shape.to_vec().into(),
             digest,
             offset,
             size,
@@ -343,21 +343,21 @@ fn tensors_have_any_name_size_and_place() {
         "größe/../x".to_owned(),
         "n".repeat(70_000),
     ];
-    let entry = |name: &String| TensorEntry {
-        type_name: "F6_E2M3".to_owned(),
-        shape: vec![2, 2],
+    let tensors = names.iter().map(|name| TensorEntry {
+        type_name: "F6_E2M3".into(),
+        shape: vec![2, 2].into(),
         ..tensor(name, blob, 5, 3)
-    };
-    let tensors: Vec<_> = names.iter().map(entry).collect();
+    });
+    let tensors: Vec<_> = tensors.collect();
     let pieces = vec![blob_piece(blob, 0, 8)];
     let of = |tensors| Recipe::new(Digest::of(b"file"), TensorFormat::Safetensors, pieces.clone(), tensors);
     let recipe = of(tensors.clone()).unwrap();
-    let again = Recipe::parse(&recipe.to_json()).unwrap();
+    let again = Recipe::parse(recipe.to_json()).unwrap();
     assert_eq!(again, recipe);
     assert_eq!(again.format(), Some(TensorFormat::Safetensors));
-    assert!(again.tensors().iter().map(|tensor| &tensor.name).eq(&names));
+    assert!(again.tensors().names().eq(&names));
     for name in &names {
-        let twice = [tensors.clone(), vec![entry(name)]].concat();
+        let twice = [tensors.clone(), vec![tensor(name, blob, 5, 3)]].concat();
         assert!(matches!(of(twice), Err(RecipeError::DuplicateTensor { .. })), "{name:?}");
     }
 }
@@ -402,16 +402,17 @@ fn files_that_are_not_in_the_archive_are_refused() {
 #[test]
 fn joined_parts_are_the_archive() {
     let whole = archive();
-    let part = |pieces: &[Piece], tensors: &[TensorEntry], members| {
-        Recipe::for_archive(Digest::of(b"part"), pieces.to_vec(), tensors.to_vec(), members).unwrap()
+    let none = TensorEntries::default();
+    let part = |pieces: &[Piece], tensors: &TensorEntries, members| {
+        Recipe::for_archive(Digest::of(b"part"), pieces.to_vec(), tensors.clone(), members).unwrap()
     };
     let pieces = whole.pieces();
     let parts = vec![
-        part(&pieces[..1], &[], vec![]),
+        part(&pieces[..1], &none, vec![]),
         part(&pieces[1..3], whole.tensors(), vec![member("m.gguf", 0, 40, 1)]),
-        part(&[Piece::Literal { literal: b"te".to_vec() }], &[], vec![]),
-        part(&[Piece::Literal { literal: b"xt, 5".to_vec() }], &[], vec![member("a.txt", 0, 5, 0)]),
-        part(&pieces[4..], &[], vec![]),
+        part(&[Piece::Literal { literal: b"te".to_vec() }], &none, vec![]),
+        part(&[Piece::Literal { literal: b"xt, 5".to_vec() }], &none, vec![member("a.txt", 0, 5, 0)]),
+        part(&pieces[4..], &none, vec![]),
     ];
     let joined = Recipe::joined(whole.file(), parts).unwrap();
     assert_eq!(joined.members(), whole.members());
@@ -446,7 +447,7 @@ fn recipe_of_a_whole_file_names_its_blob_alone() {
     assert_eq!(recipe.blob_sizes().into_iter().collect::<Vec<_>>(), [(file, 6)]);
     assert_eq!(recipe.header(), None);
     let empty = Recipe::for_whole_file(Digest::of(b""), 0).unwrap();
-    assert_eq!(Recipe::parse(&empty.to_json()).unwrap(), empty);
+    assert_eq!(Recipe::parse(empty.to_json()).unwrap(), empty);
     assert!(empty.blob_sizes().is_empty());
     let (blobs, other) = (format!("[\"{file}\"]"), format!("[\"{}\"]", Digest::of(b"tensor")));
     assert!(matches!(parse_changed(&recipe, &blobs, &other), Err(RecipeError::Whole)));
@@ -463,12 +464,12 @@ fn file_of_one_blob_is_stored_whole_only_if_its_recipe_says_so() {
     let file = Digest::of(b"a header");
     let recipe = split(file, vec![blob_piece(file, 0, 8)], Vec::new()).unwrap();
     assert!(recipe.is_one_blob());
-    let again = Recipe::parse(&recipe.to_json()).unwrap();
+    let again = Recipe::parse(recipe.to_json()).unwrap();
     assert_eq!(*again.kind(), RecipeKind::Split { format: Some(TensorFormat::Gguf) });
 }
 
 /// The recipe of any file with these tensors, whose blobs have at least 99 bytes.
-fn pieces_and_tensors() -> impl Strategy<Value = (Vec<Piece>, Vec<TensorEntry>)> {
+fn pieces_and_tensors() -> impl Strategy<Value = (Vec<Piece>, TensorEntries)> {
     let piece = prop_oneof![
         (0u8..9, 0u64..99, 99u64..150)
             .prop_map(|(blob, offset, length)| { blob_piece(Digest::of(&[blob]), offset, length) }),
@@ -484,6 +485,7 @@ fn pieces_and_tensors() -> impl Strategy<Value = (Vec<Piece>, Vec<TensorEntry>)>
                 let digest = *blobs.get(index % blobs.len().max(1))?;
                 let experts = (size % 2 == 0).then_some(Experts { count: 2, stride: size / 2 });
                 let name = format!("{index}{name}");
+                let (name, type_name, shape) = (name.into(), type_name.into(), shape.into());
                 Some(TensorEntry { name, type_name, shape, digest, offset, size, experts })
             });
         let tensors = tensors.collect();
@@ -503,15 +505,14 @@ fn any_recipe() -> impl Strategy<Value = Recipe> {
             if let (1, Some(((pieces, tensors), ..))) = (kind, parts.first().cloned()) {
                 return Recipe::new(file, format, pieces, tensors).unwrap();
             }
-            let part =
-                |((pieces, tensors), has_file, path): ((Vec<Piece>, Vec<TensorEntry>), bool, String)| {
-                    let size = pieces.iter().map(Piece::length).sum();
-                    let count = tensors.len() as u64;
-                    let member = Member { format: Some(format), ..member(&path, 0, size, count) };
-                    let (members, tensors) =
-                        if has_file { (vec![member], tensors) } else { (vec![], vec![]) };
-                    Recipe::for_archive(file, pieces, tensors, members).unwrap()
-                };
+            let part = |((pieces, tensors), has_file, path): ((Vec<Piece>, TensorEntries), bool, String)| {
+                let size = pieces.iter().map(Piece::length).sum();
+                let count = tensors.len() as u64;
+                let member = Member { format: Some(format), ..member(&path, 0, size, count) };
+                let (members, tensors) =
+                    if has_file { (vec![member], tensors) } else { (vec![], TensorEntries::default()) };
+                Recipe::for_archive(file, pieces, tensors, members).unwrap()
+            };
             let archive = Recipe::joined(file, parts.into_iter().map(part).collect()).unwrap();
             match Recipe::for_packed(file, size, Compression::Zstd, archive.clone()) {
                 Ok(packed) if kind == 3 => packed,
@@ -542,7 +543,7 @@ fn shared_blobs_must_be_named_by_pieces_and_reach_to_their_ends() {
     let shared = |blob, size| sample().sharing(BTreeMap::from([(blob, size)]));
     let recipe = shared(weights, 640).unwrap();
     assert_eq!(recipe.blob_sizes().get(&weights), Some(&640));
-    assert_eq!(Recipe::parse(&recipe.to_json()).unwrap(), recipe);
+    assert_eq!(Recipe::parse(recipe.to_json()).unwrap(), recipe);
     assert_ne!(recipe, sample());
     assert!(matches!(shared(weights, 63), Err(RecipeError::Shared { size: 63, .. })));
     assert!(matches!(shared(Digest::of(b"foreign"), 64), Err(RecipeError::Shared { .. })));

@@ -32,7 +32,7 @@ use crate::tensor::TensorFormat;
 /// let groups = experts.shared();
 /// assert_eq!(groups.blob_sizes(), [128]);
 /// let plan = SplitPlan::sharing(layouts.remove(1), groups.parts_of(1));
-/// assert_eq!(plan.tensors()[0].offset_in_blob, 64);
+/// assert_eq!(plan.tensors().next().unwrap().offset_in_blob, 64);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Default)]
@@ -110,12 +110,12 @@ impl ExpertsOfFiles {
         let FileContent::Tensors(format) = *layout.content() else { return };
         let offsets = offsets(layout);
         for ((tensor, range), offset) in layout.tensors().iter().enumerate().zip(offsets) {
-            if let Some(((before, after), number)) = group_and_number(format, &range.name)
+            if let Some(((before, after), number)) = group_and_number(format, range.name)
                 && self.has_room()
             {
                 let name = (set, before.to_owned(), after.to_owned());
                 let place = PlaceInFiles { file, offset, size: range.size };
-                self.add_expert(name, Form::of(format, range), Expert { number, place, tensor });
+                self.add_expert(name, Form::of(format, &range), Expert { number, place, tensor });
             }
         }
     }
@@ -160,7 +160,7 @@ fn offsets(layout: &FileLayout) -> Vec<u64> {
 }
 
 impl Form {
-    fn of(format: TensorFormat, range: &TensorRange) -> Self {
+    fn of(format: TensorFormat, range: &TensorRange<'_>) -> Self {
         // The size of a tensor of an unknown type includes padding.
         let is_known = match format {
             TensorFormat::Gguf => {
@@ -169,7 +169,7 @@ impl Form {
             TensorFormat::Safetensors => true,
         };
         let size = is_known.then_some(range.size);
-        Self { type_name: range.type_name.to_string(), shape: range.shape.clone(), size }
+        Self { type_name: range.type_name.to_string(), shape: range.shape.to_vec(), size }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::recipe::{Piece, Recipe};
 impl SplitPlan {
     /// The recipe by this plan of a file that is stored by another recipe, after the bytes of these groups have been stored in
     /// the blobs with these digests. `None` if the plan needs a blob that the file does not have.
-    pub fn joined(&self, stored: &Recipe, groups: &BTreeMap<usize, Digest>) -> Option<Recipe> {
+    pub fn joined(self, stored: &Recipe, groups: &BTreeMap<usize, Digest>) -> Option<Recipe> {
         let pieces: BTreeMap<u64, &Piece> = stored.pieces().with_offsets().collect();
         let sizes = stored.blob_sizes();
         let group = |group: usize| groups.get(&group).copied();
@@ -80,15 +80,15 @@ mod tests {
         let (file, group, norm) = (Digest::of(b"file"), Digest::of(b"group"), Digest::of(b"norm"));
         let (apart, header) = plan(&[]);
         let blobs = [header, Digest::of(b"two"), Digest::of(b"one"), norm];
-        let stored = apart.recipe(file, &blobs, vec![vec![1, 2, 3]]).unwrap();
+        let stored = apart.clone().recipe(file, &blobs, vec![vec![1, 2, 3]]).unwrap();
         let (shared, _) = plan(&parts());
-        let expected = shared.recipe(file, &[header, group, norm], vec![vec![1, 2, 3]]).unwrap();
+        let expected = shared.clone().recipe(file, &[header, group, norm], vec![vec![1, 2, 3]]).unwrap();
         let groups = BTreeMap::from([(7, group)]);
-        assert_eq!(shared.joined(&stored, &groups), Some(expected.clone()));
+        assert_eq!(shared.clone().joined(&stored, &groups), Some(expected.clone()));
         // As often as wanted.
-        assert_eq!(shared.joined(&expected, &groups), Some(expected.clone()));
-        assert_eq!(shared.joined(&stored, &BTreeMap::new()), None, "the group has no digest");
-        assert_eq!(apart.joined(&stored, &groups), Some(stored));
+        assert_eq!(shared.clone().joined(&expected, &groups), Some(expected.clone()));
+        assert_eq!(shared.clone().joined(&stored, &BTreeMap::new()), None, "the group has no digest");
+        assert_eq!(apart.clone().joined(&stored, &groups), Some(stored));
         // Its blob is the group's, not the tensor's.
         assert_eq!(apart.joined(&expected, &groups), None);
     }
@@ -96,11 +96,12 @@ mod tests {
     #[test]
     fn recipe_of_another_file_is_not_joined() {
         let (shared, header) = plan(&parts());
+        let size = shared.file_size();
         let groups = BTreeMap::from([(7, Digest::of(b"group"))]);
         let whole = |length| vec![Piece::Blob { blob: header, offset: 0, length }];
         let other =
             |pieces| Recipe::new(Digest::of(b"file"), crate::tensor::TensorFormat::Gguf, pieces, Vec::new());
-        assert_eq!(shared.joined(&other(whole(9)).unwrap(), &groups), None);
-        assert_eq!(shared.joined(&other(whole(shared.file_size())).unwrap(), &groups), None);
+        assert_eq!(shared.clone().joined(&other(whole(9)).unwrap(), &groups), None);
+        assert_eq!(shared.joined(&other(whole(size)).unwrap(), &groups), None);
     }
 }

@@ -1,13 +1,13 @@
 //! The plan: which bytes of the file belong to which blob.
 
 use std::collections::BTreeMap;
-use std::ops::Deref;
 
 use super::experts_of_files::SharedPart;
 use crate::digest::Digest;
 use crate::expert::ExpertGroup;
-use crate::file_layout::{ArchiveFile, ArchiveMember, FileContent, FileLayout, RangeContent, TensorRange};
-use crate::recipe::{Member, Piece, Recipe, RecipeError, TensorEntry};
+use crate::file_layout::{ArchiveFile, ArchiveMember, FileContent, FileLayout, RangeContent};
+use crate::recipe::{Experts, Member, Piece, PlaceInBlob, Recipe, RecipeError, TensorEntries};
+use crate::tensor_table::{TableRow, TensorTable};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitPlan {
@@ -15,7 +15,9 @@ pub struct SplitPlan {
     blobs: Vec<PlannedBlob>,
     /// Sorted, adjacent, none empty.
     segments: Vec<Segment>,
-    tensors: Vec<PlannedTensor>,
+    tensors: TensorTable,
+    /// Of each tensor, its blob and its offset in it; `None` if it has no bytes.
+    homes: Vec<Option<(usize, u64)>>,
     literal_count: usize,
     /// `None` for a file that is stored whole.
     content: Option<FileContent>,
@@ -74,9 +76,17 @@ pub enum Target {
     },
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlannedTensor {
-    range: TensorRange,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedTensor<'p> {
+    pub name: &'p str,
+    /// The name of its type in its format, such as `Q4_K`.
+    pub type_name: &'p str,
+    /// Its dimensions, in the order of its format.
+    pub shape: &'p [u64],
+    /// In bytes.
+    pub size: u64,
+    /// The position of each expert, if it is a stack of experts.
+    pub experts: Option<Experts>,
     /// The index of its blob in [`SplitPlan::blobs`]; `None` if it has no bytes.
     pub blob: Option<usize>,
     /// Its offset in the blob, in bytes.
@@ -111,8 +121,8 @@ impl SplitPlan {
         }
         let Builder { position: file_size, blobs, segments, literal_count, homes, .. } = builder;
         let (tensors, content) = layout.into_parts();
-        let tensors = tensors.into_iter().zip(homes).map(PlannedTensor::new).collect();
-        Self { file_size, blobs, segments, tensors, literal_count, content: Some(content) }
+        let (tensors, content) = (tensors.into_table(), Some(content));
+        Self { file_size, blobs, segments, tensors, homes, literal_count, content }
     }
 
     /// The plan for a file that is not split, such as one of an unknown format.
@@ -122,7 +132,8 @@ impl SplitPlan {
         let blobs = vec![PlannedBlob { size: file_size, content: BlobContent::File }];
         // Segments are never empty.
         let segments = if file_size == 0 { Vec::new() } else { vec![segment] };
-        Self { file_size, blobs, segments, tensors: Vec::new(), literal_count: 0, content: None }
+        let (tensors, homes) = (TensorTable::default(), Vec::new());
+        Self { file_size, blobs, segments, tensors, homes, literal_count: 0, content: None }
     }
 
     pub fn file_size(&self) -> u64 {
@@ -140,8 +151,8 @@ impl SplitPlan {
     }
 
     /// The tensors, in the order of the file's table.
-    pub fn tensors(&self) -> &[PlannedTensor] {
-        &self.tensors
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = PlannedTensor<'_>> + Clone {
+        self.tensors.iter().zip(&self.homes).map(|(row, home)| PlannedTensor::new(row, *home))
     }
 
     /// Whether the file is stored as one blob, and without a recipe.
@@ -179,14 +190,14 @@ impl SplitPlan {
         last.map(|segment| segment.offset_in_file).filter(|start| *start > offset_in_file).unwrap_or(limit)
     }
 
-    /// The recipe that rebuilds the file. `file` is the digest of the whole file; `blobs` are the digests
-    /// of the planned blobs, `literals` the planned literals, in order.
+    /// The recipe that rebuilds the file; it takes the tensors of the plan. `file` is the digest of the whole file, `blobs` are
+    /// the digests of the planned blobs, `literals` the planned literals, in order.
     ///
     /// # Errors
     /// [`RecipeError`] when there are too few or too many of them, a literal is incomplete, or the file is an
     /// archive with files in it.
     pub fn recipe(
-        &self,
+        self,
         file: Digest,
         blobs: &[Digest],
         literals: Vec<Vec<u8>>,
@@ -196,7 +207,7 @@ impl SplitPlan {
 
     /// As [`recipe`](Self::recipe), for any file; `members` are the digests of the files in an archive.
     pub fn archive_recipe(
-        &self,
+        self,
         file: Digest,
         blobs: &[Digest],
         literals: Vec<Vec<u8>>,
@@ -205,24 +216,11 @@ impl SplitPlan {
         check_parts("files in the archive", members.len(), self.members().len())?;
         check_parts("blobs", blobs.len(), self.blobs.len())?;
         check_parts("literals", literals.len(), self.literal_count)?;
-        let mut literals = literals.into_iter();
-        let mut pieces = Vec::with_capacity(self.segments.len());
-        for segment in &self.segments {
-            pieces.push(match segment.target {
-                Target::Blob { blob, offset_in_blob } => Piece::Blob {
-                    blob: digest_of(blobs, Some(blob)),
-                    offset: offset_in_blob,
-                    length: segment.length,
-                },
-                // Literals are numbered in the order of their segments.
-                Target::Literal { .. } => literal_piece(literals.next().unwrap_or_default(), segment.length)?,
-            });
-        }
-        let tensors = self.tensors.iter().map(|tensor| tensor.entry(digest_of(blobs, tensor.blob))).collect();
-        match &self.content {
-            Some(FileContent::Tensors(format)) => {
-                Recipe::new(file, *format, pieces, tensors)?.sharing(self.shared_blobs(blobs))
-            }
+        let shared = self.shared_blobs(blobs);
+        let pieces = pieces(self.segments, blobs, literals)?;
+        let tensors = TensorEntries::new(self.tensors, places(self.homes, blobs));
+        match self.content {
+            Some(FileContent::Tensors(format)) => Recipe::new(file, format, pieces, tensors)?.sharing(shared),
             Some(FileContent::Archive(files)) => {
                 let members = files.iter().zip(members).map(|(file, digest)| member(file, *digest)).collect();
                 Recipe::for_archive(file, pieces, tensors, members)
@@ -284,23 +282,11 @@ impl Target {
     }
 }
 
-impl PlannedTensor {
-    fn new((range, home): (TensorRange, Option<(usize, u64)>)) -> Self {
-        Self { range, blob: home.map(|(blob, _)| blob), offset_in_blob: home.map_or(0, |(_, offset)| offset) }
-    }
-
-    fn entry(&self, digest: Digest) -> TensorEntry {
-        let TensorRange { name, type_name, shape, size, experts, .. } = self.range.clone();
-        let (type_name, offset) = (type_name.into_owned(), self.offset_in_blob);
-        TensorEntry { name, type_name, shape, digest, offset, size, experts }
-    }
-}
-
-impl Deref for PlannedTensor {
-    type Target = TensorRange;
-
-    fn deref(&self) -> &TensorRange {
-        &self.range
+impl<'p> PlannedTensor<'p> {
+    fn new(row: TableRow<'p>, home: Option<(usize, u64)>) -> Self {
+        let TableRow { name, type_name, shape, size, experts } = row;
+        let (blob, offset_in_blob) = (home.map(|(blob, _)| blob), home.map_or(0, |(_, offset)| offset));
+        Self { name, type_name, shape, size, experts, blob, offset_in_blob }
     }
 }
 
@@ -344,7 +330,7 @@ struct Builder<'l> {
     groups: &'l [ExpertGroup],
     /// The blob of each group, once a member has been added.
     group_blobs: Vec<Option<usize>>,
-    /// For each tensor, its group and expert number.
+    /// For each tensor, its group and expert number; empty without groups.
     memberships: Vec<Option<(usize, usize)>>,
     /// The tensors of groups that other files have tensors of too.
     shared: BTreeMap<usize, &'l SharedPart>,
@@ -357,7 +343,9 @@ struct Builder<'l> {
 impl<'l> Builder<'l> {
     fn new(layout: &'l FileLayout) -> Self {
         let groups = layout.groups();
-        let mut memberships = vec![None; layout.tensors().len()];
+        // Most files have no separate experts.
+        let grouped = if groups.is_empty() { 0 } else { layout.tensors().len() };
+        let mut memberships = vec![None; grouped];
         for (group, members) in groups.iter().map(ExpertGroup::members).enumerate() {
             for (expert, tensor) in members.iter().enumerate() {
                 if let Some(membership) = memberships.get_mut(*tensor) {
@@ -374,7 +362,7 @@ impl<'l> Builder<'l> {
             literals_size: 0,
             group_blobs: vec![None; groups.len()],
             groups,
-            homes: vec![None; memberships.len()],
+            homes: vec![None; layout.tensors().len()],
             memberships,
             shared: BTreeMap::new(),
             shared_blobs: BTreeMap::new(),
@@ -456,9 +444,35 @@ fn member(member: &ArchiveMember, digest: Digest) -> Member {
     Member { path: path.clone(), offset, size, digest, format: *format, tensors }
 }
 
-fn digest_of(blobs: &[Digest], blob: Option<usize>) -> Digest {
-    // A tensor without bytes is in no blob; its digest is that of empty input.
-    blob.and_then(|blob| blobs.get(blob)).copied().unwrap_or_else(|| Digest::of(b""))
+fn pieces(
+    segments: Vec<Segment>,
+    blobs: &[Digest],
+    literals: Vec<Vec<u8>>,
+) -> Result<Vec<Piece>, RecipeError> {
+    let mut literals = literals.into_iter();
+    let piece = |segment: Segment| match segment.target {
+        Target::Blob { blob, offset_in_blob: offset } => {
+            Ok(Piece::Blob { blob: digest_of(blobs, blob), offset, length: segment.length })
+        }
+        // Literals are numbered in the order of their segments.
+        Target::Literal { .. } => literal_piece(literals.next().unwrap_or_default(), segment.length),
+    };
+    segments.into_iter().map(piece).collect()
+}
+
+/// Where the tensors of these homes are. One without bytes is in no blob; its digest is that of empty input.
+fn places(homes: Vec<Option<(usize, u64)>>, blobs: &[Digest]) -> Vec<PlaceInBlob> {
+    let empty = Digest::of(b"");
+    let place = |home| match home {
+        Some((blob, offset)) => PlaceInBlob { digest: digest_of(blobs, blob), offset },
+        None => PlaceInBlob { digest: empty, offset: 0 },
+    };
+    homes.into_iter().map(place).collect()
+}
+
+fn digest_of(blobs: &[Digest], blob: usize) -> Digest {
+    // The number of digests is that of the planned blobs.
+    blobs.get(blob).copied().unwrap_or_else(|| Digest::of(b""))
 }
 
 fn literal_piece(literal: Vec<u8>, length: u64) -> Result<Piece, RecipeError> {

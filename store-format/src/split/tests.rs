@@ -92,7 +92,7 @@ impl Stored {
         assert_eq!(completed, plan.segments().len());
         assert!(blobs.iter().map(Vec::len).eq(written), "a byte of a blob was written twice or never");
         let digests: Vec<Digest> = blobs.iter().map(|blob| Digest::of(blob)).collect();
-        let recipe = plan.recipe(Digest::of(file), &digests, literals).unwrap();
+        let recipe = plan.clone().recipe(Digest::of(file), &digests, literals).unwrap();
         Self { recipe, blobs: digests.into_iter().zip(blobs).collect() }
     }
 
@@ -140,9 +140,9 @@ fn tensor_bytes<'a>(file: &'a [u8], header: &Header, info: &TensorInfo<'_>) -> &
 
 fn assert_tensors_found(sample: &Sample, header: &Header, stored: &Stored) {
     assert_eq!(stored.recipe.tensors().len(), header.tensors().len());
-    for (info, entry) in header.tensors().zip(stored.recipe.tensors()) {
+    for (info, entry) in header.tensors().zip(stored.recipe.tensors().iter()) {
         assert_eq!((info.name(), info.ggml_type().name().as_ref()), (&*entry.name, &*entry.type_name));
-        assert_eq!(info.shape().dimensions(), entry.shape);
+        assert_eq!(info.shape().dimensions(), &*entry.shape);
         if info.size_bytes().is_some() {
             let bytes = stored.bytes(entry.digest, entry.offset, entry.size);
             assert_eq!(bytes, tensor_bytes(&sample.file, header, &info), "{}", entry.name);
@@ -162,7 +162,7 @@ proptest! {
         let stored = Stored::new(&plan, &sample.file, &sizes);
         prop_assert!(stored.rebuild() == sample.file);
         assert_tensors_found(&sample, &header, &stored);
-        prop_assert_eq!(Recipe::parse(&stored.recipe.to_json()).unwrap(), stored.recipe);
+        prop_assert_eq!(Recipe::parse(stored.recipe.to_json()).unwrap(), stored.recipe);
     }
 
     #[test]
@@ -306,8 +306,8 @@ fn file_of_a_header_alone_is_one_blob() {
 fn tensors_in_reversed_order_are_accepted() {
     let header = header(&[("a", I8, &[32], 64), ("b", I8, &[64], 0)]);
     let plan = plan(&header, 96).unwrap();
-    assert_eq!(plan.tensors()[0].blob, Some(2));
-    assert_eq!(plan.tensors()[1].blob, Some(1));
+    let blobs: Vec<Option<usize>> = plan.tensors().map(|tensor| tensor.blob).collect();
+    assert_eq!(blobs, [Some(2), Some(1)]);
 }
 
 #[test]
@@ -315,10 +315,10 @@ fn tensors_without_elements_have_no_blob_and_may_share_an_offset() {
     let header =
         header(&[("a", I8, &[0], 0), ("b", I8, &[7, 0], 0), ("c", I8, &[32], 0), ("d", I8, &[0], 32)]);
     let plan = plan(&header, 32).unwrap();
-    let blobs: Vec<Option<usize>> = plan.tensors().iter().map(|tensor| tensor.blob).collect();
+    let blobs: Vec<Option<usize>> = plan.tensors().map(|tensor| tensor.blob).collect();
     assert_eq!(blobs, [None, None, Some(1), None]);
     let stored = Stored::new(&plan, &file_with(&header, 32), &[7]);
-    assert_eq!(stored.recipe.tensors()[0].digest, Digest::of(b""));
+    assert_eq!(stored.recipe.tensors().get(0).unwrap().digest, Digest::of(b""));
 }
 
 #[test]
@@ -407,7 +407,7 @@ fn unknown_type_extends_to_the_next_tensor_or_the_end() {
     let header =
         header(&[("last", UNKNOWN, &[5], 96), ("middle", UNKNOWN, &[5], 0), ("known", I8, &[32], 64)]);
     let plan = plan(&header, 100).unwrap();
-    let sizes: Vec<u64> = plan.tensors().iter().map(|tensor| tensor.size).collect();
+    let sizes: Vec<u64> = plan.tensors().map(|tensor| tensor.size).collect();
     assert_eq!(sizes, [4, 64, 32]);
     assert_eq!(plan.literal_count(), 0);
 }
@@ -424,7 +424,7 @@ fn unknown_type_without_any_bytes_is_refused() {
 #[test]
 fn legacy_type_of_ollama_has_the_size_of_mxfp4() {
     let header = header(&[("a", GgmlType::from_id(4), &[64], 0)]);
-    assert_eq!(plan(&header, 64).unwrap().tensors()[0].size, 34);
+    assert_eq!(plan(&header, 64).unwrap().tensors().next().unwrap().size, 34);
 }
 
 /// Eleven experts of 64 bytes in the order that sorting by name gives, and what follows.
@@ -456,10 +456,10 @@ fn separate_experts_become_the_blob_of_the_stacked_tensor() {
         let info = header.tensors().find(|info| info.name() == name).unwrap();
         stacked.extend(tensor_bytes(&file, &header, &info));
         let entry = stored.recipe.tensors().iter().find(|entry| entry.name == name).unwrap();
-        assert_eq!((entry.digest, entry.experts), (stored.recipe.tensors()[0].digest, None));
+        assert_eq!((entry.digest, entry.experts), (stored.recipe.tensors().get(0).unwrap().digest, None));
         assert_eq!((entry.offset, entry.size), (expert * 64, 64));
     }
-    assert_eq!(stored.recipe.tensors()[0].digest, Digest::of(&stacked));
+    assert_eq!(stored.recipe.tensors().get(0).unwrap().digest, Digest::of(&stacked));
 }
 
 #[test]
@@ -486,8 +486,8 @@ fn stacked_tensor_says_where_its_experts_are() {
         ("blk.0.ffn_down_exps.weight", UNKNOWN, &[4, 4, 3], 192),
     ]);
     let plan = plan(&header, 384).unwrap();
-    assert_eq!(plan.tensors()[0].experts, Some(Experts { count: 3, stride: 64 }));
-    assert_eq!(plan.tensors()[1].experts, None);
+    let experts: Vec<Option<Experts>> = plan.tensors().map(|tensor| tensor.experts).collect();
+    assert_eq!(experts, [Some(Experts { count: 3, stride: 64 }), None]);
 }
 
 #[test]
@@ -525,7 +525,7 @@ fn recipe_needs_every_digest_and_every_literal_byte() {
     let header = header(&[("a", I8, &[40], 0)]);
     let plan = plan(&header, 64).unwrap();
     let digests = [Digest::of(b"header"), Digest::of(b"a")];
-    let recipe = |blobs: &[Digest], literals| plan.recipe(Digest::of(b"file"), blobs, literals);
+    let recipe = |blobs: &[Digest], literals| plan.clone().recipe(Digest::of(b"file"), blobs, literals);
     assert!(recipe(&digests, vec![vec![1; 24]]).is_ok());
     for error in [
         recipe(&digests[..1], vec![vec![1; 24]]),

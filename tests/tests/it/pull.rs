@@ -156,7 +156,7 @@ fn pull_and_repair_replace_a_damaged_header() {
     let name = registry.name("library/tiny:latest");
     daemon.command().run(["pull", &name]).succeeds();
     let recipe = daemon.root().join(format!("recipes/sha256-{}.json", sha256(&model.bytes())));
-    let recipe = Recipe::parse(&fs::read(recipe).unwrap()).unwrap();
+    let recipe = Recipe::parse(fs::read(recipe).unwrap()).unwrap();
     let header = blob_path(daemon.root(), &recipe.header().unwrap().0.to_string());
     for (number, command) in [["pull", name.as_str()], ["verify", "--repair"]].into_iter().enumerate() {
         // A byte of the magic number, so that it is no header.

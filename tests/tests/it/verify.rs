@@ -206,7 +206,7 @@ fn recipe_that_does_not_match_its_header_is_found() {
     let path = daemon.root().join("recipes").join(format!("{}.json", file.replace(':', "-")));
     let honest = fs::read(&path).unwrap();
     let recipe = Recipe::parse(&honest).unwrap();
-    let mut tensors = recipe.tensors().to_vec();
+    let mut tensors: Vec<_> = recipe.tensors().iter().collect();
     let name = tensors[2].name.clone();
     tensors[2].name = tensors[3].name.clone();
     tensors[3].name = name;
@@ -229,7 +229,7 @@ fn recipe_that_does_not_match_its_header_is_found() {
     fs::remove_file(&path).unwrap();
     import(&daemon, &ModelFile::dense(1), "m");
     daemon.command().line("verify").succeeds();
-    assert_eq!(Recipe::parse(&fs::read(&path).unwrap()).unwrap(), recipe);
+    assert_eq!(Recipe::parse(fs::read(&path).unwrap()).unwrap(), recipe);
 }
 
 #[test]

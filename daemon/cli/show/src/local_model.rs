@@ -33,11 +33,11 @@ struct LocalFile {
 }
 
 /// A tensor in one of the files.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LocalTensor<'m> {
     pub(crate) file: &'m TensorFile,
     pub(crate) format: TensorFormat,
-    pub(crate) range: &'m TensorRange,
+    pub(crate) range: TensorRange<'m>,
 }
 
 const PART_BYTES: u64 = 1 << 20;
@@ -78,7 +78,7 @@ impl LocalModel {
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors().map(|(_, tensor)| tensor.name.as_str())
+        self.tensors().map(|(_, tensor)| tensor.name)
     }
 
     /// The tensors of this name, with their files.
@@ -91,13 +91,13 @@ impl LocalModel {
 
     /// Reads the tensor of this name in this file.
     pub(crate) fn read(&self, in_file: &TensorFile, name: &str) -> Result<Option<Vec<u8>>, ErrorBody> {
-        let is_wanted = |(file, tensor): &(&LocalFile, &TensorRange)| {
+        let is_wanted = |(file, tensor): &(&LocalFile, TensorRange<'_>)| {
             *file.tensor_file == *in_file && tensor.name == name
         };
         let Some((file, tensor)) = self.tensors().find(is_wanted) else { return Ok(None) };
         // The layout has proved that the file had these bytes, so no more than its length is allocated.
         let mut bytes = vec![0; usize::try_from(tensor.size).unwrap_or(usize::MAX)];
-        file.read(tensor, 0, &mut bytes)?;
+        file.read(&tensor, 0, &mut bytes)?;
         Ok(Some(bytes))
     }
 
@@ -112,7 +112,7 @@ impl LocalModel {
             while offset < tensor.size {
                 let length = PART_BYTES.min(tensor.size - offset);
                 let part = part.get_mut(..usize::try_from(length).unwrap_or(usize::MAX)).unwrap_or_default();
-                file.read(tensor, offset, part)?;
+                file.read(&tensor, offset, part)?;
                 hasher.update(part);
                 offset += length;
                 done = done.saturating_add(length);
@@ -121,14 +121,14 @@ impl LocalModel {
             entries.push(DiffTensor {
                 format: file.format(),
                 file: Arc::clone(&file.tensor_file),
-                entry: TensorEntry { digest: hasher.finish(), ..entry(tensor) },
+                entry: TensorEntry { digest: hasher.finish(), ..entry(&tensor) },
             });
         }
         bar.clear();
         Ok(entries)
     }
 
-    fn tensors(&self) -> impl Iterator<Item = (&LocalFile, &TensorRange)> {
+    fn tensors(&self) -> impl Iterator<Item = (&LocalFile, TensorRange<'_>)> {
         self.files.iter().flat_map(|file| file.layout.tensors().iter().map(move |tensor| (file, tensor)))
     }
 }
@@ -138,21 +138,21 @@ impl LocalFile {
         self.header.format().tensor_format()
     }
 
-    fn read(&self, tensor: &TensorRange, offset: u64, bytes: &mut [u8]) -> Result<(), ErrorBody> {
+    fn read(&self, tensor: &TensorRange<'_>, offset: u64, bytes: &mut [u8]) -> Result<(), ErrorBody> {
         let start = self.header.data_offset().saturating_add(tensor.offset).saturating_add(offset);
         self.file.read_exact_at(bytes, start).map_err(|error| file_error(&self.path, &error))
     }
 }
 
 /// A tensor whose content is not known: the digest is that of empty content.
-pub(crate) fn entry(tensor: &TensorRange) -> TensorEntry {
+pub(crate) fn entry(tensor: &TensorRange<'_>) -> TensorEntry<'static> {
     let experts = tensor
         .experts
         .map(|experts| blobd_store_format::recipe::Experts { count: experts.count, stride: experts.stride });
     TensorEntry {
-        name: tensor.name.clone(),
-        type_name: tensor.type_name.to_string(),
-        shape: tensor.shape.clone(),
+        name: tensor.name.to_owned().into(),
+        type_name: tensor.type_name.to_string().into(),
+        shape: tensor.shape.to_vec().into(),
         digest: Hasher::new().finish(),
         offset: 0,
         size: tensor.size,

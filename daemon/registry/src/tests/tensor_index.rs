@@ -18,15 +18,15 @@ fn recipe(tensors: u64) -> Recipe {
     let mut pieces = vec![Piece::Blob { blob: header, offset: 0, length: 64 }];
     pieces.extend((0..tensors).map(|tensor| Piece::Blob { blob: blob(tensor), offset: 0, length: size }));
     let entry = |tensor| TensorEntry {
-        name: format!("blk.{tensor}.ffn_up.weight"),
-        type_name: "Q4_K".to_owned(),
-        shape: vec![4096, 4096],
+        name: format!("blk.{tensor}.ffn_up.weight").into(),
+        type_name: "Q4_K".into(),
+        shape: vec![4096, 4096].into(),
         digest: blob(tensor),
         offset: 0,
         size,
         experts: None,
     };
-    Recipe::new(file, TensorFormat::Gguf, pieces, (0..tensors).map(entry).collect()).unwrap()
+    Recipe::new(file, TensorFormat::Gguf, pieces, (0..tensors).map(entry).collect::<Vec<_>>()).unwrap()
 }
 
 /// A registry with a model, and the client and the place that it is pushed to.

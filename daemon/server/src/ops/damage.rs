@@ -76,7 +76,7 @@ impl DamagedParts {
             recipe.tensors().iter().filter(|tensor| tensor.size > 0 && damaged.contains(&tensor.digest));
         for tensor in held {
             left.remove(&tensor.digest);
-            self.tensors.push(tensor.name.clone());
+            self.tensors.push(tensor.name.into_owned());
         }
         if recipe.header().is_some_and(|(header, _)| left.remove(&header)) {
             self.others.insert(format!("the header of its {component}"));

@@ -1,5 +1,6 @@
 //! Describes stored models: `show`, and in submodules `heads` and `fit`.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use blobd_store_format::tensor::TensorFormat;
 
 use super::OpError;
 use super::new_model::{WEIGHTS, kind_of, short_facts};
+use crate::ingest::give_back_memory_of;
 
 mod headers;
 mod heads;
@@ -61,7 +63,9 @@ pub(crate) fn outline(store: &Store, reference: &Reference) -> Result<Shown, OpE
     let metadata: BTreeMap<_, _> =
         metadata.map(|(key, value)| (key_text(key).into_owned(), abridger.json(&value))).collect();
     // Before other headers are read.
+    let tensor_count = header.as_ref().map_or(0, |header| header.tensor_count());
     drop(header);
+    give_back_memory_of(tensor_count);
     let parameters = parameters(store, &contents, &facts)?;
     let mut details = ModelDetails {
         name: model.reference.short(),
@@ -113,20 +117,20 @@ pub(super) fn complete_facts(store: &Store, reference: &Reference) {
     }
 }
 
-fn split_tensors(recipes: &[(u32, Arc<Recipe>)]) -> impl Iterator<Item = &TensorEntry> + Clone {
+fn split_tensors(recipes: &[(u32, Arc<Recipe>)]) -> impl Iterator<Item = TensorEntry<'_>> + Clone {
     let recipes = recipes.iter().map(|(_, recipe)| recipe);
     let split = recipes.filter(|recipe| recipe.format() == Some(TensorFormat::Safetensors));
-    split.flat_map(|recipe| recipe.tensors())
+    split.flat_map(|recipe| recipe.tensors().iter())
 }
 
 /// The type of most bytes of the tensors, for models whose files do not name a quantisation.
 fn main_type(recipes: &[(u32, Arc<Recipe>)]) -> Option<String> {
-    let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
-    for tensor in recipes.iter().flat_map(|(_, recipe)| recipe.tensors()) {
-        let sum = bytes.entry(tensor.type_name.as_str()).or_default();
+    let mut bytes: BTreeMap<Cow<'_, str>, u64> = BTreeMap::new();
+    for tensor in recipes.iter().flat_map(|(_, recipe)| recipe.tensors().iter()) {
+        let sum = bytes.entry(tensor.type_name).or_default();
         *sum = sum.saturating_add(tensor.size);
     }
-    bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(name, _)| name.to_owned())
+    bytes.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(name, _)| name.into_owned())
 }
 
 /// The recipe of each file once, even if the manifest names the file several times, with the number of its first layer.
@@ -143,9 +147,9 @@ fn parameters(store: &Store, contents: &[NamedFile], first: &ModelFacts) -> Resu
     if first.format == Some(FileFormat::SAFETENSORS.name()) {
         let with_tensors =
             recipes(contents).filter(|(_, recipe)| recipe.format() == Some(TensorFormat::Safetensors));
-        let shapes = with_tensors.flat_map(|(_, recipe)| recipe.tensors().iter().map(|tensor| &tensor.shape));
+        let shapes = with_tensors.flat_map(|(_, recipe)| recipe.tensors().iter().map(|tensor| tensor.shape));
         let elements =
-            |shape: &Vec<u64>| shape.iter().fold(1, |count: u64, length| count.saturating_mul(*length));
+            |shape: Cow<'_, [u64]>| shape.iter().fold(1, |count: u64, length| count.saturating_mul(*length));
         return Ok(shapes.map(elements).fold(0, u64::saturating_add));
     }
     if first.shard.is_none() {

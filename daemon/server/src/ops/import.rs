@@ -16,6 +16,7 @@ use super::name_change::{Leftover, NameChange, TargetName, display_name, origin_
 use super::new_model::NewModel;
 use super::policy::CallerPolicy;
 use super::space::StoredBlobs;
+use crate::ingest::give_back_memory_of;
 use crate::policy::Terms;
 use crate::requester::Requester;
 
@@ -72,7 +73,10 @@ fn import_files(
     ingest.refuse_hopeless(files.distinct_sizes())?;
     let check = |file: &str, terms| check_name(file, target.preferred(), terms);
     let stored = files.ingest(&mut ingest, !policy.is_restricted(), source, progress, check)?;
+    // The commit reads recipes.
+    source.close();
     let StoredFiles { files: new, terms, tensor_count } = stored;
+    give_back_memory_of(tensor_count);
     let manifest = match &published {
         Some(manifest) => {
             NewModel::new(title.clone(), new).check_published(&mut ingest, manifest)?;

@@ -225,8 +225,8 @@ impl<'p> Locator<'p> {
             layer.piece_count = pieces.len() as u64;
             frame::encode_pieces(number, &pieces, &mut self.pieces).map_err(|error| too_long(&error))?;
         }
-        for tensor in recipe.tensors() {
-            if self.selects(&tensor.name, |experts| has_expert(tensor, experts)) {
+        for tensor in recipe.tensors().iter() {
+            if self.selects(&tensor.name, |experts| has_expert(&tensor, experts)) {
                 let location = self.tensor(number, tensor);
                 if self.names.is_some() {
                     self.found.insert(location.name.clone());
@@ -273,13 +273,13 @@ impl<'p> Locator<'p> {
         }
     }
 
-    fn tensor(&mut self, layer: u32, tensor: &TensorEntry) -> TensorLocation {
+    fn tensor(&mut self, layer: u32, tensor: TensorEntry<'_>) -> TensorLocation {
         let end = tensor.offset.saturating_add(tensor.size);
         let fd = (tensor.size > 0).then(|| self.fds.number(tensor.digest, end));
         TensorLocation {
-            name: tensor.name.clone(),
-            type_name: tensor.type_name.clone(),
-            shape: tensor.shape.clone(),
+            name: tensor.name.into_owned(),
+            type_name: tensor.type_name.into_owned(),
+            shape: tensor.shape.into_owned(),
             layer,
             fd,
             offset: tensor.offset,
@@ -322,7 +322,7 @@ impl<'p> Locator<'p> {
 }
 
 /// Whether a tensor is one of these experts, or a stack that contains one.
-fn has_expert(tensor: &TensorEntry, experts: &BTreeSet<u64>) -> bool {
+fn has_expert(tensor: &TensorEntry<'_>, experts: &BTreeSet<u64>) -> bool {
     match tensor.experts {
         Some(stack) => experts.first().is_some_and(|least| *least < stack.count),
         None => separate_expert(&tensor.name).is_some_and(|number| experts.contains(&number)),

@@ -252,7 +252,7 @@ impl<'s> ArchiveStream<'s> {
         };
         let own = [stored.digest];
         let members = own.get(..assembler.plan().members().len()).unwrap_or_default();
-        self.parts.extend(assembler.recipe(stored, members)?);
+        self.parts.extend(assembler.into_recipe(stored, members)?);
         Ok(())
     }
 

@@ -211,7 +211,7 @@ mod tests {
         let plan = SplitPlan::new(Header::parse(&header).unwrap().file_layout(size).unwrap());
         let blobs = [&header[..], b"a", b"b", b"c"].map(Digest::of);
         let literals = vec![vec![0; 28]; plan.literal_count()];
-        let recipe = plan.recipe(Digest::of(b"file"), &blobs, literals).unwrap();
+        let recipe = plan.clone().recipe(Digest::of(b"file"), &blobs, literals).unwrap();
         (plan, header, recipe)
     }
 

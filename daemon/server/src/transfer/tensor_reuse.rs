@@ -156,13 +156,13 @@ pub(super) fn models_by_similarity(
 /// there at the same distances. Returns that blob, and the offset of the planned one in it: a group of experts that shards
 /// have parts of is one blob.
 fn same_tensors(plan: &SplitPlan, recipe: &Recipe) -> BTreeMap<usize, (Digest, u64)> {
-    let stored: BTreeMap<&str, &TensorEntry> =
-        recipe.tensors().iter().map(|entry| (entry.name.as_str(), entry)).collect();
+    let stored: BTreeMap<&str, TensorEntry<'_>> =
+        recipe.tensors().names().zip(recipe.tensors().iter()).collect();
     let mut found: BTreeMap<usize, Option<(Digest, u64)>> = BTreeMap::new();
     for tensor in plan.tensors() {
         let Some(blob) = tensor.blob else { continue };
-        let same = stored.get(tensor.name.as_str()).filter(|entry| {
-            entry.type_name == tensor.type_name && entry.shape == tensor.shape && entry.size == tensor.size
+        let same = stored.get(tensor.name).filter(|entry| {
+            entry.type_name == tensor.type_name && *entry.shape == *tensor.shape && entry.size == tensor.size
         });
         let place =
             same.and_then(|entry| Some((entry.digest, entry.offset.checked_sub(tensor.offset_in_blob)?)));

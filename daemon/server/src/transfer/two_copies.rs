@@ -119,11 +119,11 @@ fn tensors_in(plan: &SplitPlan, range: Range<u64>) -> Vec<String> {
     let has = |tensor_start: u64, size: u64, parts: &Vec<Range<u64>>| {
         parts.iter().any(|part| part.start < end(tensor_start, size) && tensor_start < part.end)
     };
-    let tensors = plan.tensors().iter().filter(|tensor| {
+    let tensors = plan.tensors().filter(|tensor| {
         let parts = tensor.blob.and_then(|blob| in_blobs.get(&blob));
         parts.is_some_and(|parts| has(tensor.offset_in_blob, tensor.size, parts))
     });
-    tensors.take(MAX_TENSORS).map(|tensor| tensor.name.clone()).collect()
+    tensors.take(MAX_TENSORS).map(|tensor| tensor.name.to_owned()).collect()
 }
 
 /// The senders of ranges of a file. Neighbouring ranges of one sender are one.

@@ -48,7 +48,7 @@ impl SharedBlobs {
     /// [`RecipeError::Parts`] when a blob lacks a part.
     pub fn into_recipes(self) -> Result<Vec<Recipe>, RecipeError> {
         let Self { digests, files, .. } = self;
-        let recipe = |(plan, file): (SplitPlan, HashedFile)| file.sharing(&plan, &digests).recipe(&plan, &[]);
+        let recipe = |(plan, file): (SplitPlan, HashedFile)| file.sharing(&plan, &digests).recipe(plan, &[]);
         files.into_iter().map(recipe).collect()
     }
 }

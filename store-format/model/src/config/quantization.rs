@@ -4,6 +4,7 @@
 //! Sources: `quantization_config` of transformers with the methods that it names, MLX's `quantization`,
 //! `hf_quant_config.json` of NVIDIA's ModelOpt, and the older `quantize_config.json` (GPTQ) and `quant_config.json` (AWQ).
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use blobd_store_format::python_json;
@@ -99,21 +100,21 @@ impl ConfigQuantization {
 
     /// The parameters of these tensors: the elements of packed tensors unpacked, without scales, zero points and the
     /// other tensors that only quantisation adds.
-    pub fn parameters<'t>(&self, tensors: impl IntoIterator<Item = &'t TensorEntry> + Clone) -> u64 {
-        let names: BTreeSet<&str> = tensors.clone().into_iter().map(|tensor| tensor.name.as_str()).collect();
-        let of_tensor = |tensor: &TensorEntry| {
+    pub fn parameters<'t>(&self, tensors: impl Iterator<Item = TensorEntry<'t>> + Clone) -> u64 {
+        let names: BTreeSet<Cow<'_, str>> = tensors.clone().map(|tensor| tensor.name).collect();
+        let of_tensor = |tensor: TensorEntry<'_>| {
             let elements = tensor.shape.iter().fold(1, |count: u64, length| count.saturating_mul(*length));
             match part_of(&tensor.name, &names) {
                 Part::Plain => elements,
                 Part::Companion => 0,
-                Part::Packed(layer) => self.unpacked(tensor, layer, elements),
+                Part::Packed(layer) => self.unpacked(&tensor, layer, elements),
                 Part::Codes => self.codes.map_or(elements, |codes| codes.weights_of(elements)),
             }
         };
-        tensors.into_iter().map(of_tensor).fold(0, u64::saturating_add)
+        tensors.map(of_tensor).fold(0, u64::saturating_add)
     }
 
-    fn unpacked(&self, tensor: &TensorEntry, layer: &str, elements: u64) -> u64 {
+    fn unpacked(&self, tensor: &TensorEntry<'_>, layer: &str, elements: u64) -> u64 {
         let dtype = Dtype::from_name(&tensor.type_name);
         let is_packed = |dtype: &Dtype| matches!(dtype, Dtype::I32 | Dtype::U32 | Dtype::U8 | Dtype::I64);
         let bits = self.of_layers.get(layer).copied().or(self.bits).filter(|bits| *bits > 0);
@@ -183,7 +184,7 @@ const COMPANIONS: [(&str, &[&str]); 21] = [
     ("_scales", &["_blocks"]),
 ];
 
-fn part_of<'n>(name: &'n str, names: &BTreeSet<&str>) -> Part<'n> {
+fn part_of<'n>(name: &'n str, names: &BTreeSet<Cow<'_, str>>) -> Part<'n> {
     let has = |layer: &str, suffixes: &[&str]| {
         suffixes.iter().any(|suffix| names.contains(format!("{layer}{suffix}").as_str()))
     };
@@ -237,11 +238,11 @@ mod tests {
         of(name, config).map(|found| found.label())
     }
 
-    fn tensors(entries: &[(&str, &str, &[u64])]) -> Vec<TensorEntry> {
+    fn tensors(entries: &[(&str, &str, &[u64])]) -> Vec<TensorEntry<'static>> {
         let entry = |(name, type_name, shape): &(&str, &str, &[u64])| TensorEntry {
-            name: (*name).to_owned(),
-            type_name: (*type_name).to_owned(),
-            shape: shape.to_vec(),
+            name: name.to_string().into(),
+            type_name: type_name.to_string().into(),
+            shape: shape.to_vec().into(),
             digest: Digest::of(b""),
             offset: 0,
             size: 0,
@@ -285,7 +286,7 @@ mod tests {
     fn packed_tensors_are_counted_unpacked_and_their_scales_not() {
         let parameters = |section: &Json, entries: &[(&str, &str, &[u64])]| {
             let found = of("config.json", &json!({ "quantization_config": section })).unwrap();
-            found.parameters(&tensors(entries))
+            found.parameters(tensors(entries).into_iter())
         };
         let gptq = json!({"quant_method": "gptq", "bits": 4});
         let layer: [(&str, &str, &[u64]); 6] = [
@@ -353,6 +354,6 @@ mod tests {
             ("model.gate.scales", "BF16", &[64, 1]),
             ("model.gate.biases", "BF16", &[64, 1]),
         ]);
-        assert_eq!(found.parameters(&entries), 2 * 64 * 64);
+        assert_eq!(found.parameters(entries.into_iter()), 2 * 64 * 64);
     }
 }

@@ -34,7 +34,7 @@ impl BlobRanges {
     }
 
     /// Whether all bytes of the tensor are in the ranges; not of a tensor without bytes.
-    pub(super) fn contain(&self, tensor: &TensorEntry) -> bool {
+    pub(super) fn contain(&self, tensor: &TensorEntry<'_>) -> bool {
         let wanted = range_of(tensor);
         let ranges = self.0.get(&tensor.digest).map(Vec::as_slice).unwrap_or_default();
         // The only one that may contain it is the last one that starts at or before it.
@@ -44,7 +44,7 @@ impl BlobRanges {
     }
 }
 
-const fn range_of(tensor: &TensorEntry) -> Range<u64> {
+const fn range_of(tensor: &TensorEntry<'_>) -> Range<u64> {
     tensor.offset..tensor.offset.saturating_add(tensor.size)
 }
 
@@ -91,9 +91,9 @@ mod tests {
 
     fn tensor(blob: u8, offset: u64, size: u64) -> DiffTensor {
         let entry = TensorEntry {
-            name: String::new(),
-            type_name: "I8".to_owned(),
-            shape: vec![size],
+            name: "".into(),
+            type_name: "I8".into(),
+            shape: vec![size].into(),
             digest: Digest::of(&[blob]),
             offset,
             size,

@@ -84,7 +84,8 @@ fn metadata(file: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
 fn is_packed(file: &[u8]) -> bool {
     let header = Header::parse(file).unwrap();
     let mut expected = 0;
-    for (info, range) in header.tensors().zip(header.file_layout(file.len() as u64).unwrap().tensors()) {
+    for (info, range) in header.tensors().zip(header.file_layout(file.len() as u64).unwrap().tensors().iter())
+    {
         if info.offset() != expected {
             return false;
         }

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
@@ -65,7 +66,7 @@ fn stored(files: &[Vec<u8>]) -> (Vec<Recipe>, BTreeMap<Digest, Vec<u8>>) {
     let recipe = |(number, (plan, file)): (usize, (&SplitPlan, &Vec<u8>))| {
         let digest = |blob| Digest::of(&blobs[&key(number, plan, blob)]);
         let digests: Vec<_> = (0..plan.blobs().len()).map(digest).collect();
-        plan.recipe(Digest::of(file), &digests, Vec::new()).unwrap()
+        plan.clone().recipe(Digest::of(file), &digests, Vec::new()).unwrap()
     };
     let recipes = plans.iter().zip(files).enumerate().map(recipe).collect();
     (recipes, blobs.into_values().map(|content| (Digest::of(&content), content)).collect())
@@ -82,8 +83,9 @@ fn rebuilt(recipe: &Recipe, blobs: &BTreeMap<Digest, Vec<u8>>) -> Vec<u8> {
     file
 }
 
-fn by_name(recipes: &[Recipe]) -> BTreeMap<&str, &TensorEntry> {
-    recipes.iter().flat_map(Recipe::tensors).map(|tensor| (tensor.name.as_str(), tensor)).collect()
+fn by_name(recipes: &[Recipe]) -> BTreeMap<Cow<'_, str>, TensorEntry<'_>> {
+    let tensors = recipes.iter().flat_map(|recipe| recipe.tensors().iter());
+    tensors.map(|tensor| (tensor.name.clone(), tensor)).collect()
 }
 
 /// The experts of two projections, and tensors that are none.
@@ -127,7 +129,7 @@ proptest! {
         let (expected, found) = (by_name(&whole), by_name(&recipes));
         prop_assert_eq!(expected.len(), found.len());
         for (name, entry) in expected {
-            prop_assert_eq!(entry, found[name]);
+            prop_assert_eq!(&entry, &found[&name]);
             prop_assert_eq!(whole_blobs.get(&entry.digest), blobs.get(&entry.digest));
         }
         let groups = shared(&files);

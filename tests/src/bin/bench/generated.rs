@@ -69,9 +69,9 @@ fn write_recipe(root: &Path, numbers: &[u32], digests: &[Digest]) -> Outcome<Dig
         let blob = *digests.get(usize::try_from(*number)?).ok_or("no such blob")?;
         pieces.push(Piece::Blob { blob, offset: 0, length: BLOB_BYTES });
         tensors.push(TensorEntry {
-            name: format!("blk.{}.ffn_{}.weight", place / 9, place % 9),
-            type_name: "F32".to_owned(),
-            shape: vec![4],
+            name: format!("blk.{}.ffn_{}.weight", place / 9, place % 9).into(),
+            type_name: "F32".into(),
+            shape: vec![4].into(),
             digest: blob,
             offset: 0,
             size: BLOB_BYTES,

@@ -48,12 +48,12 @@ fn measure(setup: &Setup, tensor_count: u64) -> Outcome<()> {
 }
 
 /// A header, and one blob for each tensor.
-fn parts(tensor_count: u64) -> (Vec<Piece>, Vec<TensorEntry>) {
+fn parts(tensor_count: u64) -> (Vec<Piece>, Vec<TensorEntry<'static>>) {
     const TENSOR_BYTES: u64 = 144 * 16;
     let tensor = |number: u64| TensorEntry {
-        name: format!("blk.{}.ffn_up.{}.weight", number / 256, number % 256),
-        type_name: "Q4_K".to_owned(),
-        shape: vec![256, 16],
+        name: format!("blk.{}.ffn_up.{}.weight", number / 256, number % 256).into(),
+        type_name: "Q4_K".into(),
+        shape: vec![256, 16].into(),
         digest: Digest::of(&number.to_le_bytes()),
         offset: 0,
         size: TENSOR_BYTES,

@@ -23,12 +23,12 @@ fn tensors(file: &[u8]) -> Vec<(String, String, Vec<u64>, Vec<u8>)> {
     let header = Header::parse(file).unwrap();
     let layout = header.file_layout(file.len() as u64).unwrap();
     let start = usize::try_from(header.data_offset()).unwrap();
-    let tensor = |range: &blobd_store_format::file_layout::TensorRange| {
+    let tensors = layout.tensors().iter().map(|range| {
         let at = start + usize::try_from(range.offset).unwrap();
         let bytes = file[at..at + usize::try_from(range.size).unwrap()].to_vec();
-        (range.name.clone(), range.type_name.to_string(), range.shape.clone(), bytes)
-    };
-    layout.tensors().iter().map(tensor).collect()
+        (range.name.to_owned(), range.type_name.to_string(), range.shape.to_vec(), bytes)
+    });
+    tensors.collect()
 }
 
 fn without_padding_of_unknown_types(file: &[u8], model: &ModelFile) -> Vec<Vec<u8>> {

@@ -123,14 +123,14 @@ fn rows(a: &Side, b: &Side, pairs: &[TensorPair<'_>]) -> Vec<TensorRow> {
     let form = |has_several_files: bool| {
         move |tensor: &DiffTensor| TensorForm {
             file: has_several_files.then(|| tensor.file.name().to_owned()),
-            type_name: tensor.type_name.clone(),
-            shape: tensor.shape.clone(),
+            type_name: tensor.type_name.to_string(),
+            shape: tensor.shape.to_vec(),
             bytes: tensor.size,
         }
     };
     let rows = pairs.iter().map(|pair| TensorRow {
         name: pair.name().to_owned(),
-        b_name: pair.a.and(pair.b).map(|b| b.name.clone()).filter(|name| name != pair.name()),
+        b_name: pair.a.and(pair.b).map(|b| b.name.to_string()).filter(|name| name != pair.name()),
         change: pair.change,
         a: pair.a.map(form(in_a)),
         b: pair.b.map(form(in_b)),
@@ -141,7 +141,7 @@ fn rows(a: &Side, b: &Side, pairs: &[TensorPair<'_>]) -> Vec<TensorRow> {
 
 fn repeats_names(tensors: &[DiffTensor]) -> bool {
     let mut names = BTreeSet::new();
-    tensors.iter().any(|tensor| !names.insert(tensor.name.as_str()))
+    tensors.iter().any(|tensor| !names.insert(&*tensor.name))
 }
 
 fn sums(pairs: &[TensorPair<'_>]) -> Vec<ChangeSum> {

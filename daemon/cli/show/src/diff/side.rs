@@ -103,7 +103,7 @@ impl Side {
             tensors.extend(layout.tensors().iter().map(|tensor| DiffTensor {
                 format,
                 file: Arc::clone(&file),
-                entry: entry(tensor),
+                entry: entry(&tensor),
             }));
             first = first.or_else(|| header.as_gguf().cloned());
         }

@@ -287,13 +287,16 @@ impl Document {
         self.metadata = of_header.chain(config.metadata()).collect();
         let mut quantizations = QUANTIZATION_FILES.iter();
         let quantization = quantizations.find_map(|name| ConfigQuantization::from_file(name, json(name)?));
-        let entries: Vec<_> =
-            safetensors.iter().flat_map(|file| file.layout.tensors()).map(local_model::entry).collect();
-        let elements = |entry: &TensorEntry| {
+        let entries: Vec<_> = safetensors
+            .iter()
+            .flat_map(|file| file.layout.tensors().iter())
+            .map(|tensor| local_model::entry(&tensor))
+            .collect();
+        let elements = |entry: &TensorEntry<'_>| {
             entry.shape.iter().fold(1_u64, |count, length| count.saturating_mul(*length))
         };
         self.parameters = match &quantization {
-            Some(quantization) => quantization.parameters(&entries),
+            Some(quantization) => quantization.parameters(entries.iter().cloned()),
             None => entries.iter().map(elements).fold(0, u64::saturating_add),
         };
         self.add_facts_of_layers();

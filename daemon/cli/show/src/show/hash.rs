@@ -167,7 +167,11 @@ fn tensor_ranges(header: &Header, source: &SourceFile<'_>) -> Result<Vec<(String
         |error| ErrorBody::new(ErrorCode::InvalidInput, format!("model {}: {error}", source.model()));
     let layout = header.file_layout(source.size()).map_err(refused)?;
     let place = |offset: u64| header.data_offset().saturating_add(offset);
-    Ok(layout.tensors().iter().map(|range| (range.name.clone(), place(range.offset), range.size)).collect())
+    Ok(layout
+        .tensors()
+        .iter()
+        .map(|range| (range.name.to_owned(), place(range.offset), range.size))
+        .collect())
 }
 
 const STEP_BYTES: usize = 1 << 20;

@@ -1,6 +1,5 @@
 //! The tensors of a described model, with their positions in the original files.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use blobd_client::protocol::response::{ModelDetails, ModelTensor};
@@ -49,7 +48,7 @@ pub(super) enum ShownTensor {
     InFile {
         name: String,
         #[serde(rename = "type")]
-        type_name: Cow<'static, str>,
+        type_name: String,
         format: TensorFormat,
         shape: Vec<u64>,
         size: u64,
@@ -108,10 +107,10 @@ pub(super) fn in_files(files: &[ParsedFile], safetensors: &[SafetensorsFile]) ->
         .map(|file| (&file.file, &file.layout, TensorFormat::Safetensors, file.header.data_offset()));
     let tensors = of_gguf.chain(of_safetensors).flat_map(|(file, layout, format, data_offset)| {
         layout.tensors().iter().map(move |tensor| ShownTensor::InFile {
-            name: tensor.name.clone(),
-            type_name: tensor.type_name.clone(),
+            name: tensor.name.to_owned(),
+            type_name: tensor.type_name.into_owned(),
             format,
-            shape: tensor.shape.clone(),
+            shape: tensor.shape.to_vec(),
             size: tensor.size,
             file: has_several_files.then(|| file.name().to_owned()),
             file_offset: data_offset.saturating_add(tensor.offset),
@@ -158,7 +157,7 @@ fn file_names(details: &ModelDetails) -> BTreeMap<usize, String> {
 
 fn offsets_of_gguf(file: &ParsedFile) -> HashMap<&str, u64> {
     let tensors = file.layout.tensors().iter();
-    tensors.map(|tensor| (tensor.name.as_str(), file_offset(file, tensor))).collect()
+    tensors.map(|tensor| (tensor.name, file_offset(file, &tensor))).collect()
 }
 
 fn offsets_of_safetensors(file: &SafetensorsFile) -> HashMap<&str, u64> {
@@ -198,7 +197,7 @@ pub(super) fn network_layers(tensors: &[ShownTensor]) -> Vec<NetworkLayer> {
     ordered.into_iter().map(|(_, layer)| layer).collect()
 }
 
-fn file_offset(file: &ParsedFile, tensor: &TensorRange) -> u64 {
+fn file_offset(file: &ParsedFile, tensor: &TensorRange<'_>) -> u64 {
     file.header.data_offset().saturating_add(tensor.offset)
 }
 

@@ -125,19 +125,19 @@ impl StoredTensor {
         let files: Vec<TensorFile> = named.iter().map(|found| found.file.clone()).collect();
         let chosen = wanted.choose(&described.name, &files)?;
         let gone = || ErrorBody::new(ErrorCode::Internal, "the tensor's file is not open");
-        let &LocalTensor { file, format, range: tensor } = named.get(chosen).ok_or_else(gone)?;
+        let LocalTensor { file, format, range: tensor } = named.get(chosen).ok_or_else(gone)?;
         let bytes = model.read(file, name)?.ok_or_else(gone)?;
         let file_name = (files.len() > 1).then(|| file.name().to_owned());
         let (file, range) = (bytes.into(), 0..usize::try_from(tensor.size).unwrap_or(usize::MAX));
         Ok(Self {
-            name: tensor.name.clone(),
+            name: tensor.name.to_owned(),
             file: file_name,
             type_name: tensor.type_name.to_string(),
-            shape: tensor.shape.clone(),
+            shape: tensor.shape.to_vec(),
             is_fastest_first: format.is_gguf(),
             expert: None,
             bytes: Bytes::Read { file, range },
-            element_type: ElementType::from_name(format, &tensor.type_name),
+            element_type: ElementType::from_name(*format, &tensor.type_name),
             packed: None,
             is_big_endian: format.is_gguf() && model.byte_order() == ByteOrder::Big,
             experts: tensor.experts,

@@ -9,7 +9,7 @@ use blobd_store_format::descriptor::{Descriptor, MediaType};
 use blobd_store_format::digest::Digest;
 use blobd_store_format::file_format::FormatError;
 use blobd_store_format::gguf::{Header, HeaderParser};
-use blobd_store_format::recipe::{Piece, Recipe, TensorEntry};
+use blobd_store_format::recipe::{Piece, Recipe, TensorEntries};
 use blobd_store_format::tensor::TensorFormat;
 
 use super::EditReport;
@@ -124,7 +124,7 @@ pub(super) struct EditedFile {
     media_type: MediaType,
     source: Descriptor,
     pieces: Vec<Piece>,
-    tensors: Vec<TensorEntry>,
+    tensors: TensorEntries,
     /// The blobs that other shards have parts of too, and their sizes.
     shared: BTreeMap<Digest, u64>,
     size: u64,
@@ -148,7 +148,7 @@ impl EditedFile {
         // The tensors are in the same blobs, at the same places.
         let pieces = std::iter::once(first).chain(recipe.pieces().iter().skip(1).cloned()).collect();
         let size = source.size.saturating_sub(weights.header_bytes).saturating_add(length);
-        let (media_type, tensors) = (source.media_type.clone(), recipe.tensors().to_vec());
+        let (media_type, tensors) = (source.media_type.clone(), recipe.tensors().clone());
         let shared = recipe.shared_blobs().clone();
         Ok(Self { header, media_type, source, pieces, tensors, shared, size })
     }

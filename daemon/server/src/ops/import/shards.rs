@@ -97,7 +97,7 @@ impl Shards {
         if (facts, header) != (seen.facts, Some(seen.header)) {
             return Err(IngestError::Changed);
         }
-        file.sharing(self.groups.parts_of(number))
+        Ok(file.sharing(self.groups.parts_of(number)))
     }
 
     pub(super) const fn blobs(&mut self) -> &mut SharedBlobs {

@@ -19,6 +19,9 @@ pub trait ImportSource: FileSource {
         if number == 0 { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
     }
 
+    /// Ends the access to the files, of which none is read any more, and frees the memory that it takes.
+    fn close(&mut self) {}
+
     /// Has the first `count` files stay available, so that each can be selected again. False if they are too many; then
     /// files can only be selected in order.
     fn keep(&mut self, count: usize) -> bool {

@@ -76,7 +76,7 @@ fn stored_text(ingest: &Ingest, file: &Descriptor) -> Result<Vec<u8>, OpError> {
 /// The name and the size of each tensor of a file; `None` if it is not split.
 fn tensors_of(ingest: &Ingest, file: &Descriptor) -> Result<Option<Vec<(String, u64)>>, OpError> {
     let list = |recipe: &Recipe| {
-        recipe.tensors().iter().map(|tensor| (tensor.name.clone(), tensor.size)).collect::<Vec<_>>()
+        recipe.tensors().iter().map(|tensor| (tensor.name.into_owned(), tensor.size)).collect::<Vec<_>>()
     };
     if let Some(added) = ingest.added_recipe(file.digest) {
         return Ok(Some(list(added)));

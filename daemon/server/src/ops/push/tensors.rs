@@ -103,11 +103,11 @@ type NamedBlobs = BTreeMap<Digest, (u64, String)>;
 /// Adds the blobs of a file under the names of their tensors.
 fn add_tensors(blobs: &mut NamedBlobs, recipe: &Arc<Recipe>, file: &str) {
     let mut names = BTreeMap::new();
-    for tensor in recipe.tensors() {
-        names.entry(tensor.digest).or_insert(&tensor.name);
+    for tensor in recipe.tensors().iter() {
+        names.entry(tensor.digest).or_insert(tensor.name);
     }
     for (digest, size) in recipe.blob_sizes() {
-        let name = || names.get(&digest).map_or_else(|| format!("part of {file}"), |name| (*name).clone());
+        let name = || names.get(&digest).map_or_else(|| format!("part of {file}"), ToString::to_string);
         blobs.entry(digest).or_insert_with(|| (size, name()));
     }
 }

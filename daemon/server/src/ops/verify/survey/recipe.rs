@@ -3,10 +3,11 @@
 use blobd_store::Store;
 use blobd_store::scrub::{DiskReader, Ended, Step};
 use blobd_store_format::digest::{Digest, Hasher};
-use blobd_store_format::file_format::{MAX_HEADER_BYTES, read_header};
+use blobd_store_format::file_format::{FormatError, MAX_HEADER_BYTES, stream_header};
 use blobd_store_format::recipe::{Piece, Recipe};
 use blobd_store_format::split::{SharedPart, SplitPlan, Target};
 
+use crate::ingest::drop_header;
 use crate::ops::describe::HeaderTurn;
 
 /// Finds the fault of a recipe, if any: in its pieces, its tensor table, or the lengths of its blobs. A recipe whose header
@@ -20,7 +21,7 @@ pub(super) fn mismatch(store: &Store, reader: &mut DiskReader, recipe: &Recipe) 
         }
     }
     let _turn = recipe.header().map(|(_, size)| HeaderTurn::take(size));
-    compare(&header(store, reader, recipe)?, recipe).err()
+    compare(header(store, reader, recipe)?, recipe).err()
 }
 
 /// The bytes of the header blob, if they have the right digest.
@@ -41,14 +42,18 @@ fn header(store: &Store, reader: &mut DiskReader, recipe: &Recipe) -> Option<Vec
     is_whole.then_some(bytes)
 }
 
-fn compare(header: &[u8], recipe: &Recipe) -> Result<(), String> {
-    let header = match read_header(header) {
+/// Drops the bytes and the header as soon as they were used: each may take as much memory as the recipe.
+fn compare(bytes: Vec<u8>, recipe: &Recipe) -> Result<(), String> {
+    let invalid = |error: FormatError| format!("its header is invalid: {error}");
+    let read = stream_header(&mut bytes.as_slice());
+    drop(bytes);
+    let header = match read.map_err(|error| error.to_string())? {
         // Without a known format there is no plan to compare with.
         Err(error) if error.is_unknown_format() => return Ok(()),
-        header => header.map_err(|error| format!("its header is invalid: {error}"))?,
+        header => header.map_err(invalid)?,
     };
-    let layout =
-        header.file_layout(recipe.size()).map_err(|error| format!("its header is invalid: {error}"))?;
+    let layout = header.file_layout(recipe.size()).map_err(invalid)?;
+    drop_header(header);
     let plan = SplitPlan::sharing(layout, &shared_parts(recipe));
     let Some((blobs, literals)) = parts(&plan, recipe) else {
         let (found, expected) = (recipe.pieces().len(), plan.segments().len());
@@ -107,6 +112,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use blobd_store_format::file_format::read_header;
     use blobd_store_format::tensor::TensorFormat;
 
     /// A store with the blobs of a small file, and the file's recipe.
@@ -129,7 +135,7 @@ mod tests {
     }
 
     fn with_pieces(recipe: &Recipe, pieces: Vec<Piece>) -> Recipe {
-        Recipe::new(recipe.file(), TensorFormat::Gguf, pieces, recipe.tensors().to_vec()).unwrap()
+        Recipe::new(recipe.file(), TensorFormat::Gguf, pieces, recipe.tensors().clone()).unwrap()
     }
 
     #[test]
@@ -142,8 +148,8 @@ mod tests {
     fn recipe_with_another_table_or_other_pieces_is_refused() {
         let (_folder, store, recipe) = stored();
         let renamed = |name: &str| {
-            let mut tensors = recipe.tensors().to_vec();
-            tensors[1].name = name.to_owned();
+            let mut tensors: Vec<_> = recipe.tensors().iter().collect();
+            tensors[1].name = name.into();
             Recipe::new(recipe.file(), TensorFormat::Gguf, recipe.pieces().to_vec(), tensors).unwrap()
         };
         assert_eq!(mismatch_of(&store, &renamed("b")), None);
