@@ -99,6 +99,10 @@ fn gguf_header(names: impl Iterator<Item = String>) -> Vec<u8> {
     header
 }
 
+/// With a build for tests on a busy machine, 69 MiB were seen once, where `docs/BENCHMARKS.md` has 58. Before the layout handed
+/// its table on, it was 113.
+const MOST_TENSORS_BYTES: u64 = 80 << 20;
+
 /// Imports a sparse file into a new store. Compares samples of the memory that is not of files, whose pages the kernel may
 /// take back at any time.
 fn import_of_most_tensors_fits(name: &str, header: &[u8]) {
@@ -121,7 +125,7 @@ fn import_of_most_tensors_fits(name: &str, header: &[u8]) {
         most
     });
     let grown = most.saturating_sub(before);
-    assert!(grown < MEMORY_BYTES, "{name}: {} MiB", grown >> 20);
+    assert!(grown < MOST_TENSORS_BYTES, "{name}: {} MiB", grown >> 20);
 }
 
 #[test]
