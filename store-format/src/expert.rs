@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use crate::gguf::GgmlType;
-pub use crate::recipe::Experts;
+use crate::tensor::Experts;
 use crate::tensor::{Shape, TensorFormat, TensorInfo};
 
 pub(crate) mod safetensors;

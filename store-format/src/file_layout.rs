@@ -10,8 +10,7 @@
 use std::borrow::Cow;
 
 use crate::expert::ExpertGroup;
-use crate::recipe::Experts;
-use crate::tensor::TensorFormat;
+use crate::tensor::{Experts, TensorFormat};
 use crate::tensor_table::{TableRow, TensorTable};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

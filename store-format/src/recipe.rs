@@ -37,13 +37,13 @@ use std::hash::{BuildHasher, RandomState};
 use self::document::Document;
 pub use self::document::{RecipeOutline, Unpacked, seal};
 pub(crate) use self::entries::PlaceInBlob;
-pub use self::entries::{Experts, TensorEntries, TensorEntry};
+pub use self::entries::{TensorEntries, TensorEntry};
 pub use self::member::Member;
 pub use self::piece::{Piece, literal};
 use crate::descriptor::Compression;
 use crate::digest::Digest;
 use crate::stored_file::{FilePiece, FilePieces, PieceError, Source};
-use crate::tensor::TensorFormat;
+use crate::tensor::{Experts, TensorFormat};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {

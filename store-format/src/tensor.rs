@@ -34,6 +34,15 @@ impl TensorFormat {
     }
 }
 
+/// The position of each expert in a stacked tensor: expert `i` has `stride` bytes at `i * stride`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experts {
+    pub count: u64,
+    /// The size of one in bytes.
+    pub stride: u64,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
     name: &'a str,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::recipe::Experts;
+use crate::tensor::Experts;
 
 /// The tensors of a file, without their places.
 #[derive(Clone, Debug, Default)]

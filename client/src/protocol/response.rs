@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, HashSet};
 use blobd_model::kind::ModelKind;
 use blobd_store_format::descriptor::MediaType;
 use blobd_store_format::digest::Digest;
-use blobd_store_format::recipe::{Experts, TensorEntry, literal};
+use blobd_store_format::recipe::{TensorEntry, literal};
 use blobd_store_format::stored_file::{FilePiece, Source, StoredForm};
+use blobd_store_format::tensor::Experts;
 use blobd_store_format::tensor::TensorFormat;
 use serde::{Deserialize, Serialize};
 

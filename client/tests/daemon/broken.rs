@@ -12,7 +12,7 @@ use blobd_client::protocol::error::{ErrorBody, ErrorCode};
 use blobd_client::protocol::frame::{Frame, FrameError};
 use blobd_client::protocol::request::{OpenParams, RenameParams};
 use blobd_client::protocol::response::{HeaderLocation, OpenPiece};
-use blobd_store_format::recipe::Experts;
+use blobd_store_format::tensor::Experts;
 
 use crate::fake::{Call, FakeModel, client_of};
 

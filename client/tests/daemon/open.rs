@@ -10,7 +10,7 @@ use blobd_client::protocol::error::ErrorCode;
 use blobd_client::protocol::request::{FileSelection, OpenParams, OpenPurpose, TensorSelection};
 use blobd_client::protocol::response::{HeaderLocation, OpenPiece};
 use blobd_store_format::descriptor::MediaType;
-use blobd_store_format::recipe::Experts;
+use blobd_store_format::tensor::Experts;
 
 use crate::fake::{FakeModel, bytes_of, client_of};
 

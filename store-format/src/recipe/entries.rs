@@ -2,9 +2,10 @@
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::digest::Digest;
+use crate::tensor::Experts;
 use crate::tensor_table::{TableRow, TensorTable};
 
 /// A tensor as the store records it.
@@ -27,15 +28,6 @@ pub struct TensorEntry<'t> {
     /// The position of each expert, if it is a stack of experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
-}
-
-/// The position of each expert in a stacked tensor: expert `i` has `stride` bytes at `i * stride`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Experts {
-    pub count: u64,
-    /// The size of one in bytes.
-    pub stride: u64,
 }
 
 /// The tensors of a file, in the order of its own table. Each takes little more memory than its name, its dimensions and

@@ -11,8 +11,9 @@ use serde::de::{SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::piece::{Piece, literal};
-use super::{Experts, PlaceInBlob, RecipeError, TensorEntries, TensorEntry};
+use super::{PlaceInBlob, RecipeError, TensorEntries, TensorEntry};
 use crate::digest::Digest;
+use crate::tensor::Experts;
 use crate::tensor_table::{TableRow, TensorTable};
 
 /// How an entry says which blob it means.

@@ -6,7 +6,8 @@ use super::experts_of_files::SharedPart;
 use crate::digest::Digest;
 use crate::expert::ExpertGroup;
 use crate::file_layout::{ArchiveFile, ArchiveMember, FileContent, FileLayout, RangeContent};
-use crate::recipe::{Experts, Member, Piece, PlaceInBlob, Recipe, RecipeError, TensorEntries};
+use crate::recipe::{Member, Piece, PlaceInBlob, Recipe, RecipeError, TensorEntries};
+use crate::tensor::Experts;
 use crate::tensor_table::{TableRow, TensorTable};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,11 +7,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::digest::Digest;
-use crate::expert::Experts;
 use crate::file_layout::LayoutError;
 use crate::gguf::generate::{Sample, file};
 use crate::gguf::{GgmlType, GgufError, GgufWriter, Header};
 use crate::recipe::{Piece, Recipe, RecipeError};
+use crate::tensor::Experts;
 use crate::tensor::TensorInfo;
 
 /// Tensors to be written: name, type, dimensions, offset.

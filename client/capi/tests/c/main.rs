@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use blobd_client::protocol::response::HeaderLocation;
 use blobd_store_format::gguf::{GgmlType, GgufWriter};
-use blobd_store_format::recipe::Experts;
+use blobd_store_format::tensor::Experts;
 
 #[path = "../../../tests/daemon/fake.rs"]
 #[allow(dead_code)]

@@ -148,7 +148,7 @@ impl LocalFile {
 pub(crate) fn entry(tensor: &TensorRange<'_>) -> TensorEntry<'static> {
     let experts = tensor
         .experts
-        .map(|experts| blobd_store_format::recipe::Experts { count: experts.count, stride: experts.stride });
+        .map(|experts| blobd_store_format::tensor::Experts { count: experts.count, stride: experts.stride });
     TensorEntry {
         name: tensor.name.to_owned().into(),
         type_name: tensor.type_name.to_string().into(),

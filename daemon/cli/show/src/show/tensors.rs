@@ -7,8 +7,8 @@ use blobd_model::diff::TensorFile;
 use blobd_model::layers::{block_number, split_name};
 use blobd_store_format::file_layout::{FileLayout, RangeContent, TensorRange};
 use blobd_store_format::gguf::Header;
-use blobd_store_format::recipe::Experts;
 use blobd_store_format::safetensors;
+use blobd_store_format::tensor::Experts;
 use blobd_store_format::tensor::TensorFormat;
 use serde::Serialize;
 

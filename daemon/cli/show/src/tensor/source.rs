@@ -17,7 +17,7 @@ use blobd_model::quant::{ElementType, swap_bytes};
 use blobd_model::tensor_layers::PackedTensor;
 use blobd_store_format::file_format::FileFormat;
 use blobd_store_format::gguf::{ByteOrder, Header};
-use blobd_store_format::recipe::Experts;
+use blobd_store_format::tensor::Experts;
 use blobd_store_format::tensor::TensorFormat;
 
 use super::packed::Packed;

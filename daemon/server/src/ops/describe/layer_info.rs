@@ -8,8 +8,8 @@ use blobd_model::config::{ConfigQuantization, ModelConfig, QUANTIZATION_FILES};
 use blobd_model::tensor_layers::{DescribedTensor, Quantization, TensorLayers, Totals};
 use blobd_store::{FileReader, Model, Store, StoreError, StoredFile};
 use blobd_store_format::digest::Digest;
-use blobd_store_format::expert::Experts;
 use blobd_store_format::safetensors::Header;
+use blobd_store_format::tensor::Experts;
 use blobd_store_format::tensor::TensorFormat;
 use serde_json::Value as Json;
 
