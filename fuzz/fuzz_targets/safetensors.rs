@@ -58,7 +58,7 @@ fn check_split(header: &Header, mut file: Vec<u8>) {
     }
     let digests: Vec<Digest> = blobs.iter().map(|blob| Digest::of(blob)).collect();
     let recipe = plan.recipe(Digest::of(&file), &digests, Vec::new()).expect("all parts are there");
-    assert!(Recipe::parse(&recipe.to_json()).is_ok_and(|parsed| parsed == recipe));
+    assert!(Recipe::parse(recipe.to_json()).is_ok_and(|parsed| parsed == recipe));
     let blobs: BTreeMap<Digest, Vec<u8>> = digests.into_iter().zip(blobs).collect();
     let mut rebuilt = vec![0xee; file.len()];
     let read = recipe.pieces().read_at(0, &mut rebuilt, |blob, offset, buffer| {
