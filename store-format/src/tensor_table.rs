@@ -18,7 +18,7 @@ pub(crate) struct TensorTable {
     dimensions: Vec<u64>,
     /// The names of the types. A file with very many may repeat some.
     type_names: Vec<Box<str>>,
-    /// By index of the tensor: few tensors are stacks of experts.
+    /// Keyed by the index of the tensor, because few tensors are stacks of experts.
     experts: BTreeMap<usize, Experts>,
 }
 
@@ -97,7 +97,7 @@ impl TensorTable {
     }
 }
 
-/// By the tensors, whatever the numbers of their types are.
+/// Tables are equal if their tensors are; the numbers of the type names may differ.
 impl PartialEq for TensorTable {
     fn eq(&self, other: &Self) -> bool {
         self.iter().eq(other.iter())

@@ -1,6 +1,6 @@
 //! Imports of files that this process has open; the daemon reads its clients' files in another process.
 //!
-//! In place of a reflink, which few file systems have, a file is copied, through no call of the store's disk.
+//! Few file systems support reflinks, so a file is copied instead, without a call of the store's disk.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -236,7 +236,7 @@ impl FileSource for ClientFile {
     /// A file on another file system or on one that cannot do that, and most files that are in use in some special way,
     /// such as for swapping, are refused by the kernel.
     fn reflink_to(&mut self, target: BorrowedFd<'_>) -> io::Result<bool> {
-        // Of a content that begins elsewhere in its file, the whole file is more.
+        // A reflink takes the whole file, and content that begins at an offset is only a part of it.
         if self.offset != Some(0) || !self.send_with(Request::Reflink { file: self.selected }, target)? {
             return Ok(false);
         }

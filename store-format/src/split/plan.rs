@@ -17,7 +17,7 @@ pub struct SplitPlan {
     /// Sorted, adjacent, none empty.
     segments: Vec<Segment>,
     tensors: TensorTable,
-    /// Of each tensor, its blob and its offset in it; `None` if it has no bytes.
+    /// The blob of each tensor and the offset in that blob; `None` for a tensor without bytes.
     homes: Vec<Option<(usize, u64)>>,
     literal_count: usize,
     /// `None` for a file that is stored whole.

@@ -94,8 +94,8 @@ impl IndexedBlobs {
         Ok(stored.into_iter().filter_map(candidate).collect())
     }
 
-    /// The planned blobs of which nothing has arrived, with their digests and sizes, without those that are known to be parts
-    /// of longer ones.
+    /// The planned blobs that have received no bytes yet, with their digests and sizes. Those that are known to be parts of
+    /// longer blobs are left out.
     pub(super) fn missing(&self, assembler: &Assembler) -> Vec<(usize, Digest, u64)> {
         let stored = assembler.stored();
         let size = |blob: usize| assembler.plan().blobs().get(blob).map_or(0, |planned| planned.size);

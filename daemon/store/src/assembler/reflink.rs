@@ -44,7 +44,7 @@ mod tests {
 
     const FILE: &[u8] = &[7; 10_000];
 
-    /// Fills a file in place of a reflink, which few file systems have.
+    /// Writes the bytes instead of making a reflink, because few file systems support reflinks.
     fn fill(target: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<bool> {
         File::from(target.try_clone_to_owned()?).write_all_at(bytes, 0)?;
         Ok(true)

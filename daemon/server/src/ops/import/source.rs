@@ -19,7 +19,7 @@ pub trait ImportSource: FileSource {
         if number == 0 { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
     }
 
-    /// Ends the access to the files, of which none is read any more, and frees the memory that it takes.
+    /// Closes the files and frees the memory through which they are read. Nothing can be read after that.
     fn close(&mut self) {}
 
     /// Has the first `count` files stay available, so that each can be selected again. False if they are too many; then
